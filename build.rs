@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, io, process};
 
 use files::bundle;
-use files::config::{DeltaNetSizes, Experts, LongRope, ModelConfig, QueryGrowth, Rope, RopeScaling, Scales};
+use files::config::{
+    DeltaNetSizes, Experts, LongRope, MambaSizes, ModelConfig, QueryGrowth, Rope, RopeScaling, Scales,
+};
 use files::hf_cache;
 use files::source::gguf::{Gguf, find_only_gguf};
 
@@ -167,7 +169,7 @@ impl Constants {
 
 /// Adds the architecture switches, in which model families differ.
 fn add_switches(all: &mut Constants, m: &ModelConfig) {
-    let Scales { embedding, attention, residual, logits } = m.scales;
+    let Scales { embedding, attention, residual, logits, .. } = m.scales;
     let kinds: Vec<String> = m.layer_kinds.iter().map(|kind| format!("LayerKind::{kind:?}")).collect();
     all.put("Kind of every norm of the residual.", format!("NORM: Norm = Norm::{:?}", m.norm));
     all.put("Norms on the inputs of mixer and feed-forward.", format!("PRE_NORMS: bool = {}", m.pre_norms));
@@ -208,6 +210,7 @@ fn add_switches(all: &mut Constants, m: &ModelConfig) {
              key_dim: {key_dim}, value_dim: {value_dim} }}"
         ),
     );
+    add_mamba(all, m);
     add_experts(all, m);
     all.put("Factor of embedding rows.", format!("EMBEDDING_SCALE: f64 = {embedding:?}"));
     all.put("Factor of queries.", format!("ATTENTION_SCALE: f64 = {attention:?}"));
@@ -218,6 +221,26 @@ fn add_switches(all: &mut Constants, m: &ModelConfig) {
     all.put("Factor of logits.", format!("LOGIT_SCALE: f64 = {logits:?}"));
     add_sharing(all, m);
     add_rope(all, &m.rope);
+}
+
+/// Adds the constants for Mamba2, and the factors of models in which it is beside attention.
+fn add_mamba(all: &mut Constants, m: &ModelConfig) {
+    let MambaSizes { heads, head_dim, state, groups, conv_bias, norm } = m.mamba;
+    all.put(
+        "Sizes of Mamba2; zeros if no layer has it.",
+        format!(
+            "MAMBA: MambaSizes = MambaSizes {{ heads: {heads}, head_dim: {head_dim}, state: {state}, \
+             groups: {groups}, conv_bias: {conv_bias}, norm: MambaNorm::{norm:?} }}"
+        ),
+    );
+    let Scales { attention_out, mlp, ssm_in, ssm_out, .. } = m.scales;
+    all.put("Factor of attention's output.", format!("ATTENTION_OUT_SCALE: f64 = {attention_out:?}"));
+    all.put("Factors of the feed-forward's gate and output.", format!("MLP_SCALES: [f64; 2] = {mlp:?}"));
+    all.put(
+        "Factors of what Mamba2 reads: its gate, `x`, `B`, `C` and the time steps.",
+        format!("SSM_IN_SCALES: [f64; 5] = {ssm_in:?}"),
+    );
+    all.put("Factor of Mamba2's output.", format!("SSM_OUT_SCALE: f64 = {ssm_out:?}"));
 }
 
 /// Adds the constants for mixtures of experts.

@@ -2,8 +2,9 @@
 //!
 //! Field names and defaults are those of the Hugging Face classes, such as `LlamaConfig`. Both the older spelling
 //! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A model family is a set of switches
-//! ([`families`]); the forward pass reads only the switches.
+//! ([`Family`]); the forward pass reads only the switches.
 
+mod arch;
 mod checkpoint_names;
 mod experts;
 mod families;
@@ -15,16 +16,17 @@ mod sizes;
 mod switches;
 mod written;
 
+pub use arch::Arch;
 pub use experts::{Experts, Router};
-pub use families::{Arch, Family};
+pub use families::Family;
 pub use fields::ConfigError;
 pub(crate) use fields::Fields;
 pub use layer_kinds::LayerKind;
 pub use quantization::QuantMethod;
 pub use rope::{LongRope, Rope, RopeScaling, yarn_attention_factor};
-pub use switches::{AttentionGate, Mlp, Norm, QkNorm};
+pub use switches::{AttentionGate, MambaNorm, Mlp, Norm, QkNorm};
 
-use crate::text_file::strip_bom;
+use crate::text_file::{parse_config_json, strip_bom};
 use serde_json::{Map, Value};
 use sizes::*;
 
@@ -69,6 +71,8 @@ pub struct ModelConfig {
     pub conv_taps: usize,
     /// Sizes of gated delta nets; zeros if no layer is one.
     pub delta_net: DeltaNetSizes,
+    /// Sizes of Mamba2; zeros if no layer has it.
+    pub mamba: MambaSizes,
     /// The last layers, this many, read keys and values of the last earlier layer of their kind.
     pub shared_kv_layers: usize,
     /// Width of the feed-forward of those layers.
@@ -105,6 +109,19 @@ pub struct DeltaNetSizes {
     pub value_dim: usize,
 }
 
+/// Sizes of Mamba2. A group of consecutive heads shares `B` and `C`, by which the state is written and read.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MambaSizes {
+    pub heads: usize,
+    pub head_dim: usize,
+    /// Rows of the state of a head.
+    pub state: usize,
+    pub groups: usize,
+    /// The convolution has a bias.
+    pub conv_bias: bool,
+    pub norm: MambaNorm,
+}
+
 /// Constant factors of the forward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scales {
@@ -116,6 +133,28 @@ pub struct Scales {
     pub residual: f64,
     /// Factor of logits.
     pub logits: f64,
+    /// Factor of attention's output, besides `residual`, like the next ones.
+    pub attention_out: f64,
+    /// Factors of the feed-forward's gate and of its output.
+    pub mlp: [f64; 2],
+    /// Factors of what Mamba2 reads: its gate, `x`, `B`, `C` and the time steps.
+    pub ssm_in: [f64; 5],
+    /// Factor of its output.
+    pub ssm_out: f64,
+}
+
+impl Scales {
+    /// Without any factors.
+    const NONE: Self = Self {
+        embedding: 1.0,
+        attention: 1.0,
+        residual: 1.0,
+        logits: 1.0,
+        attention_out: 1.0,
+        mlp: [1.0; 2],
+        ssm_in: [1.0; 5],
+        ssm_out: 1.0,
+    };
 }
 
 /// Upper limits, far above any real model of these families. They keep every product of two dimensions far from
@@ -134,7 +173,7 @@ impl ModelConfig {
     /// A field is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
         let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
-        match serde_json::from_str(strip_bom(json)) {
+        match parse_config_json(strip_bom(json).as_bytes()) {
             Ok(Value::Object(map)) => Self::from_map(&map),
             Ok(_) => Err(not("not a JSON object".into())),
             Err(e) => Err(not(format!("not JSON ({e})"))),
@@ -187,7 +226,7 @@ impl ModelConfig {
         let (heads, kv_heads) = read_heads(f, arch)?;
         let local_head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let head_dim = read_widest_head_dim(f, arch, local_head_dim)?;
-        let layers = f.read_size(arch.field_name("num_hidden_layers"), gemma(26), MAX_LAYERS)?;
+        let layers = layer_kinds::read_layer_count(f, arch)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", family.attention_bias)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
         let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
@@ -195,7 +234,6 @@ impl ModelConfig {
         let (experts, expert_layers) = experts::read_experts(f, arch, (layers, dim))?;
         let ffn_dim = if expert_layers.contains(&false) { read_ffn_dim(f, arch, dim)? } else { experts.dim };
         let shared_kv_layers = read_shared_kv_layers(f, arch, &layer_kinds)?;
-        let (query_growth, conv_taps) = (rope::read_query_growth(f)?, read_conv_taps(f, &layer_kinds)?);
         Ok(Self {
             arch,
             layers,
@@ -223,12 +261,13 @@ impl ModelConfig {
             mlp: family.mlp,
             norm_eps: f.read_float(arch.epsilon_field(), Some(family.norm_eps))?,
             rope,
+            query_growth: rope::read_query_growth(f)?,
+            conv_taps: read_conv_taps(f, arch, &layer_kinds)?,
             delta_net: read_delta_net(f, &layer_kinds)?,
+            mamba: read_mamba(f, arch, dim, &layer_kinds)?,
             sliding_window: layer_kinds::read_window(f, &layer_kinds)?,
             layer_kinds,
             scales: read_scales(f, arch, (dim, head_dim))?,
-            query_growth,
-            conv_taps,
             shared_kv_layers,
             shared_ffn_dim: read_shared_ffn_dim(f, shared_kv_layers, ffn_dim)?,
             experts,
@@ -272,6 +311,10 @@ impl ModelConfig {
                 ("sliding_window", m.sliding_window.to_string()),
                 ("conv_L_cache", m.conv_taps.to_string()),
                 ("linear_num_value_heads", format!("{:?}", m.delta_net)),
+                (m.arch.field_name("mamba_n_heads"), format!("{:?}", m.mamba)),
+                ("attention_out_multiplier", format!("{:?}", m.scales.attention_out as f32)),
+                ("mlp_multipliers", format!("{:?}", m.scales.mlp.map(|x| x as f32))),
+                ("ssm_multipliers", format!("{:?}", m.scales.ssm_in.map(|x| x as f32))),
                 (
                     "llama_4_scaling_beta",
                     format!("{:?}", m.query_growth.map(|g| (g.beta as f32, g.original_context))),
@@ -323,7 +366,7 @@ impl ModelConfig {
 /// Rejects configs whose features are not implemented.
 fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
     let activations = arch.family().activations;
-    for field in ["hidden_act", "hidden_activation", "activation_function"] {
+    for field in ["hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act"] {
         if !f.get(field).is_none_or(|act| act.as_str().is_some_and(|act| activations.contains(&act))) {
             return f.unsupported(field, &format!("{:?}", activations[0]));
         }
@@ -339,7 +382,11 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         "conv_bias",
         "enable_moe_block",
         "attention_k_eq_v",
+        "mamba_proj_bias",
+        "projectors_bias",
     ];
+    // Its multipliers are not those of biases.
+    off.extend(["attention_bias"].iter().filter(|_| arch == Arch::FalconH1));
     if arch.family().attention_gate != AttentionGate::None {
         for field in ["attn_output_gate", "use_attention_gate", "use_sandwich_norm"] {
             if !f.read_bool(field, true)? {

@@ -22,6 +22,18 @@ pub fn strip_bom_bytes(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
+/// Parses the JSON of a config. Python's `Infinity`, which is not JSON, becomes null.
+///
+/// # Errors
+///
+/// It is not JSON.
+pub fn parse_config_json(json: &[u8]) -> serde_json::Result<serde_json::Value> {
+    serde_json::from_slice(json).or_else(|e| {
+        let replaced = std::str::from_utf8(json).unwrap_or_default().replace("Infinity", "null");
+        serde_json::from_str(&replaced).map_err(|_| e)
+    })
+}
+
 /// Reads UTF-8 text of at most `limit` bytes, without a byte order mark.
 ///
 /// # Errors

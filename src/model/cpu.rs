@@ -8,6 +8,7 @@ mod attention_inputs;
 mod experts;
 mod input_squares;
 mod kv;
+mod mamba;
 mod matmul;
 mod mtp;
 mod per_layer;
@@ -168,19 +169,29 @@ impl CpuDevice {
                     steps.end_step("mix", index);
                     s.project_mixed(&w.w_out, pool, isa, n);
                 }
+                Mixer::None => {}
+            }
+            if let Some(w) = layer.mamba.as_ref().filter(|_| HAS_MAMBA) {
+                s.compute_mamba_inputs(w, pool, isa, n); // gate, x, b, c and time steps
+                steps.end_step("qkv", index);
+                s.mix_by_mamba(w, index, &seqs, pool, (isa, n)); // each token updates the state and reads it
+                steps.end_step("mix", index);
+                s.project_mixed(&w.w_out, pool, isa, n);
             }
             s.post_norm(&layer.attn_post_norm, 1.0, pool, isa, n);
             steps.end_step("out", index);
             s.norm_tokens(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
             steps.end_step("norm", index);
             if let Some(inputs) = inputs {
-                let (mixed, width) = if is_recurrent(index) {
-                    (&s.mixed, MIXED)
-                } else {
-                    (&s.att_in, HEADS * head_dim(index))
-                };
-                inputs.add(index, InputOf::MixerOut, mixed, (width, 0..n));
-                inputs.add(index, InputOf::Ffn, &s.h, (DIM, 0..n));
+                if is_recurrent(index) {
+                    inputs.add(index, InputOf::RECURRENT_OUT, &s.mixed, (MIXED, 0..n));
+                }
+                if LAYER_KINDS[index].is_attention() {
+                    inputs.add(index, InputOf::MixerOut, &s.att_in, (HEADS * head_dim(index), 0..n));
+                }
+                if has_ffn(index) {
+                    inputs.add(index, InputOf::Ffn, &s.h, (DIM, 0..n));
+                }
             }
             s.gate_up(layer, pool, isa, n); // silu(gate) * up, of the experts that a router chooses if there are several
             steps.end_step("gate_up", index);
@@ -189,7 +200,7 @@ impl CpuDevice {
             if let Some(inputs) = inputs {
                 if has_experts(index) {
                     inputs.add(index, InputOf::FfnDown, &s.experts.ffn, (EXPERTS.dim, s.experts.used_rows()));
-                } else {
+                } else if has_ffn(index) {
                     inputs.add(index, InputOf::FfnDown, &s.ffn, (ffn_dim(index), 0..n));
                 }
             }

@@ -2,8 +2,8 @@
 
 #[allow(unused_imports, reason = "not every model has all")]
 use files::config::{
-    Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, LongRope, Mlp, ModelConfig, Norm, QkNorm,
-    QueryGrowth, Rope, RopeScaling, Router, Scales,
+    Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, LongRope, MambaNorm, MambaSizes, Mlp,
+    ModelConfig, Norm, QkNorm, QueryGrowth, Rope, RopeScaling, Router, Scales,
 };
 
 include!(concat!(env!("OUT_DIR"), "/dims.rs"));
@@ -23,7 +23,7 @@ pub const GROUP: usize = HEADS / KV_HEADS;
 /// True if positions are learned embeddings, added to the token's, instead of RoPE.
 pub const LEARNED_POSITIONS: bool = ROPE_DIM == 0;
 /// True if the feed-forward layer has a gate besides `up`.
-pub const HAS_GATE: bool = !matches!(MLP, Mlp::Gelu);
+pub const HAS_GATE: bool = !matches!(MLP, Mlp::Gelu | Mlp::SquaredRelu);
 /// True if the feed-forward layer has biases.
 pub const MLP_BIAS: bool = matches!(MLP, Mlp::Gelu);
 /// True if experts and their router have biases.
@@ -68,6 +68,8 @@ const fn larger_of(a: usize, b: usize) -> usize {
 pub const HAS_EXPERTS: bool = EXPERTS.count != 0;
 /// True if every token goes through a feed-forward beside its experts.
 pub const HAS_SHARED_EXPERT: bool = EXPERTS.shared_dim != 0;
+/// True if its output has a gate.
+pub const HAS_SHARED_EXPERT_GATE: bool = HAS_SHARED_EXPERT && !matches!(ARCH, Arch::GraniteMoeHybrid);
 /// Rows of the matrix of all experts' gates, or ups: `[expert][EXPERTS.dim]`.
 pub const EXPERT_ROWS: usize = EXPERTS.count * EXPERTS.dim;
 /// Rows of the matrix of all experts' downs: `[expert][DIM]`.
@@ -94,9 +96,19 @@ pub const MTP_LAYER: usize = {
 
 /// True if sequences have a recurrent state.
 pub const HAS_STATE: bool = RECURRENT_LAYERS != 0;
-/// Number of layers with a recurrent state in place of keys and values.
-pub const RECURRENT_LAYERS: usize =
-    count_before(LAYERS, LayerKind::ShortConv) + count_before(LAYERS, LayerKind::DeltaNet);
+/// Number of layers with a recurrent state.
+pub const RECURRENT_LAYERS: usize = count_recurrent(LAYERS);
+
+/// Number of layers with a recurrent state before layer `layer`.
+const fn count_recurrent(layer: usize) -> usize {
+    let (mut i, mut count) = (0, 0);
+    while i < layer {
+        count += is_recurrent(i) as usize;
+        i += 1;
+    }
+    count
+}
+
 /// True if layers are gated delta nets.
 pub const HAS_DELTA_NET: bool = count_before(LAYERS, LayerKind::DeltaNet) > 0;
 /// Value heads of a delta net that share a key head.
@@ -105,29 +117,50 @@ pub const HEADS_PER_KEY: usize = if HAS_DELTA_NET { DELTA_NET.value_heads / DELT
 pub const DELTA_KEY_DIM: usize = DELTA_NET.key_heads * DELTA_NET.key_dim;
 /// Width of all values of a delta net.
 pub const DELTA_VALUE_DIM: usize = DELTA_NET.value_heads * DELTA_NET.value_dim;
-/// Channels of a causal convolution: the model's width, or queries, keys and values of a delta net.
+/// True if layers have Mamba2.
+pub const HAS_MAMBA: bool = MAMBA.heads > 0;
+/// Width of all heads of Mamba2.
+pub const MAMBA_DIM: usize = MAMBA.heads * MAMBA.head_dim;
+/// Width of `B`, and of `C`, of all groups of its heads.
+pub const MAMBA_GROUPS_DIM: usize = MAMBA.groups * MAMBA.state;
+/// Rows of its input projection: gate, `x`, `B`, `C` and time steps.
+pub const MAMBA_ROWS: usize = MAMBA_DIM + CONV_CHANNELS + MAMBA.heads;
+/// Channels of a causal convolution: the model's width, or queries, keys and values of a delta net, or `x`, `B` and `C`.
 pub const CONV_CHANNELS: usize = match (CONV_TAPS, HAS_DELTA_NET) {
     (0, _) => 0,
+    _ if HAS_MAMBA => MAMBA_DIM + 2 * MAMBA_GROUPS_DIM,
     (_, false) => DIM,
     (_, true) => 2 * DELTA_KEY_DIM + DELTA_VALUE_DIM,
 };
+/// Column of its first channel in [`MIX`].
+pub const CONV_AT: usize = MAMBA_DIM;
 /// Floats of a convolution's state: its last inputs, `[CONV_TAPS - 1][CONV_CHANNELS]`, oldest first.
 pub const CONV_STATE: usize = CONV_TAPS.saturating_sub(1) * CONV_CHANNELS;
-/// Floats of the state of one recurrent layer: the convolution's, then a delta net's matrices
-/// `[value_heads * value_dim / 16][key_dim][16]`.
-pub const LAYER_STATE: usize = CONV_STATE + DELTA_NET.value_heads * DELTA_NET.key_dim * DELTA_NET.value_dim;
+/// Columns of the matrices of all heads in the state of a delta net, or of Mamba2.
+pub const STATE_WIDTH: usize = DELTA_VALUE_DIM + MAMBA_DIM;
+/// Rows of each.
+pub const STATE_ROWS: usize = DELTA_NET.key_dim + MAMBA.state;
+/// Floats of the state of one recurrent layer: the convolution's, then those matrices,
+/// `[STATE_WIDTH / 16][STATE_ROWS][16]`.
+pub const LAYER_STATE: usize = CONV_STATE + STATE_WIDTH * STATE_ROWS;
 /// Floats of the recurrent state of a sequence: `[recurrent layer][LAYER_STATE]`.
 pub const STATE: usize = RECURRENT_LAYERS * LAYER_STATE;
 /// Bytes of it.
 pub const STATE_BYTES: usize = 4 * STATE;
 
 /// Columns of a recurrent layer's projected inputs for a token: the convolution's channels, then the gates `c` and `x`
-/// of a short convolution; or `z`, `b` and `a` of a delta net, whose parts are padded to whole groups of sixteen.
+/// of a short convolution; or `z`, `b` and `a` of a delta net, whose parts are padded to whole groups of sixteen. Of
+/// Mamba2: the rows of its projection, padded, then a decay for each head.
 pub const MIX: usize = match (CONV_TAPS, HAS_DELTA_NET) {
     (0, _) => 0,
+    _ if HAS_MAMBA => MAMBA_DECAY_AT + MAMBA.heads,
     (_, false) => 3 * DIM,
     (_, true) => MIX_DECAY_AT + DELTA_NET.value_heads.next_multiple_of(16),
 };
+/// Column of Mamba2's first time step.
+pub const MAMBA_STEP_AT: usize = MAMBA_DIM + CONV_CHANNELS;
+/// Column of its first decay.
+pub const MAMBA_DECAY_AT: usize = MAMBA_ROWS.next_multiple_of(16);
 /// Column of a delta net's first gate.
 pub const MIX_GATE_AT: usize = CONV_CHANNELS.next_multiple_of(16);
 /// Column of the strength of the first head's update.
@@ -137,6 +170,7 @@ pub const MIX_DECAY_AT: usize = MIX_BETA_AT + DELTA_NET.value_heads.next_multipl
 /// Width of a recurrent layer's output before its projection.
 pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
     (0, _) => 0,
+    _ if HAS_MAMBA => MAMBA_DIM,
     (_, false) => DIM,
     (_, true) => DELTA_VALUE_DIM,
 };
@@ -145,21 +179,35 @@ const _: () = assert!(!HAS_EXPERTS || EXPERTS.dim.is_multiple_of(16) && DIM.is_m
 const _: () = assert!(!HAS_EXPERTS || !MLP_BIAS);
 const _: () = assert!(HAS_EXPERTS || !EXPERT_BIAS, "only experts have this activation function");
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
+const _: () = assert!(!HAS_MAMBA || !HAS_DELTA_NET && count_before(LAYERS, LayerKind::ShortConv) == 0);
+const _: () = assert!(!HAS_MAMBA || PRE_NORMS && !POST_NORMS, "its output is added to the residual");
 const _: () = assert!(SHARED_KV_LAYERS == 0 || RECURRENT_LAYERS == 0, "layers are counted by their caches");
 const _: () = assert!(!LOCAL_ROPE_DIFFERS || count_before(LAYERS, LayerKind::NoRope) == 0 || WINDOW == 0);
 
 const _: () = assert!(!HAS_PER_LAYER && !LAYER_SCALARS || POST_NORMS, "the last norm of a layer scales it");
 const _: () = assert!(!HAS_LOCAL_HEADS || matches!(QK_NORM, QkNorm::None | QkNorm::PerHead) && GATE_DIM == 0);
 
-/// True for a layer with a recurrent state in place of keys and values.
+/// True for a layer with a recurrent state, in place of keys and values or beside them.
 pub const fn is_recurrent(layer: usize) -> bool {
-    !LAYER_KINDS[layer].is_attention()
+    LAYER_KINDS[layer].is_recurrent()
+}
+
+/// True if each layer is a mixer or a feed-forward, not both.
+pub const ONE_PART_LAYERS: bool = matches!(ARCH, Arch::NemotronH);
+
+/// True for a layer with a mixer.
+pub const fn has_mixer(layer: usize) -> bool {
+    !matches!(LAYER_KINDS[layer], LayerKind::FeedForward)
+}
+
+/// True for a layer with a feed-forward.
+pub const fn has_ffn(layer: usize) -> bool {
+    !ONE_PART_LAYERS || !has_mixer(layer)
 }
 
 /// Place of a recurrent layer's state in that of its sequence.
 pub const fn state_range(layer: usize) -> std::ops::Range<usize> {
-    let [full, sliding] = LAYERS_BEFORE[layer];
-    let before = layer - full - sliding;
+    let before = count_recurrent(layer);
     before * LAYER_STATE..(before + 1) * LAYER_STATE
 }
 
@@ -210,7 +258,9 @@ pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
 
 const fn before(layer: usize) -> [usize; 2] {
     let layer = if layer < FIRST_SHARING_LAYER { layer } else { FIRST_SHARING_LAYER };
-    let full = count_before(layer, LayerKind::FullAttention) + count_before(layer, LayerKind::NoRope);
+    let full = count_before(layer, LayerKind::FullAttention)
+        + count_before(layer, LayerKind::NoRope)
+        + count_before(layer, LayerKind::AttentionMamba);
     [full, count_before(layer, LayerKind::SlidingWindow)]
 }
 
@@ -222,7 +272,13 @@ pub const fn is_sliding(layer: usize) -> bool {
 /// The first layer that reads keys and values of an earlier one; [`LAYERS`] if none does.
 pub const FIRST_SHARING_LAYER: usize = LAYERS - SHARED_KV_LAYERS;
 /// The last layer that all tokens of a prompt go through: later ones write nothing that another token reads.
-pub const LAST_WRITING_LAYER: usize = FIRST_SHARING_LAYER - 1;
+pub const LAST_WRITING_LAYER: usize = {
+    let mut layer = FIRST_SHARING_LAYER - 1;
+    while layer > 0 && !has_mixer(layer) {
+        layer -= 1;
+    }
+    layer
+};
 
 /// The layer whose keys and values a layer reads: its own, or the last earlier one of its kind that has any.
 pub const fn kv_layer(layer: usize) -> usize {
@@ -260,7 +316,7 @@ pub fn full_attention_layers() -> impl Iterator<Item = usize> {
 
 /// True for a layer with a cache of keys and values.
 pub const fn has_cache(layer: usize) -> bool {
-    layer < FIRST_SHARING_LAYER && !is_recurrent(layer)
+    layer < FIRST_SHARING_LAYER && LAYER_KINDS[layer].is_attention()
 }
 
 /// True for a full-attention layer with a cache: its slots may be evicted, and have attention mass.
@@ -319,10 +375,15 @@ pub fn baked_config() -> ModelConfig {
             attention: ATTENTION_SCALE,
             residual: RESIDUAL_SCALE,
             logits: LOGIT_SCALE,
+            attention_out: ATTENTION_OUT_SCALE,
+            mlp: MLP_SCALES,
+            ssm_in: SSM_IN_SCALES,
+            ssm_out: SSM_OUT_SCALE,
         },
         query_growth: QUERY_GROWTH,
         conv_taps: CONV_TAPS,
         delta_net: DELTA_NET,
+        mamba: MAMBA,
         shared_kv_layers: SHARED_KV_LAYERS,
         shared_ffn_dim: SHARED_FFN_DIM,
         experts: EXPERTS,

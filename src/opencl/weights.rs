@@ -109,6 +109,7 @@ impl MixerVectors {
                 all.delta_heads = [w.bias.as_slice(), w.decay.as_slice()].concat();
                 all.delta_norm = w.norm.clone();
             }
+            Mixer::None => unreachable!("invariant: the model has kernels"),
         }
         all
     }
@@ -285,7 +286,7 @@ fn ffn_biases(ffn: &Ffn) -> [&Vec<f32>; 2] {
     match ffn {
         Ffn::Usual(w) => [&w.up_bias, &w.down_bias],
         Ffn::Wide(w) => [&w.up_bias, &w.down_bias],
-        Ffn::Experts(_) => unreachable!("invariant: `upload::of_layer` has refused experts"),
+        Ffn::Experts(_) | Ffn::None => unreachable!("invariant: the model has kernels"),
     }
 }
 

@@ -28,7 +28,7 @@ pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
 pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
 /// A model of each family that is not Llama's or Qwen's.
-const FAMILIES: [&str; 10] = [
+const FAMILIES: [&str; 12] = [
     "m8-gpt2-bare-f32",
     "m9-gemma3-270m-bf16",
     "m11-smollm3-bf16",
@@ -39,6 +39,8 @@ const FAMILIES: [&str; 10] = [
     "m22-gemma4-e2b-bf16",
     "m28-lfm3-bf16",
     "m31-olmo3-bf16",
+    "m34-falconh1-bf16",
+    "m35-nemotronh-bf16",
 ];
 
 #[derive(Args)]
@@ -427,7 +429,7 @@ mod tests {
         // Those with a checkpoint, and those whose GGUF file says something else than that or has none.
         assert_eq!(
             (names.iter().filter(|n| n.is_dir()).count(), names.iter().filter(|n| n.is_file()).count()),
-            (37, 7)
+            (41, 10)
         );
         assert!(gguf::files().unwrap().iter().all(|file| file.path.is_file()));
     }

@@ -191,6 +191,7 @@ fn sliding_window_layers() -> Outcome {
         ("m19b-lfm2-bf16", &["conversation::", "draft::"]),
         ("m21-lfm2moe-bf16", &["conversation::"]),
         ("m23-qwen3moe-bf16", &["batch::logits"]),
+        ("m34-falconh1-bf16", &["batch::logits", "conversation::", "draft::"]),
     ] {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);
         // Its reference is a forward pass of Gemma 3.

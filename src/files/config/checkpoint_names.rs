@@ -33,6 +33,37 @@ pub(super) const LFM3_TENSORS: &[(&str, &str)] = &[
 pub(super) const HUNYUAN_TENSORS: &[(&str, &str)] =
     &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];
 
+/// Names in the files of Granite 4, whose gates and ups are one tensor.
+pub(super) const GRANITE_FUSED: &[(&str, &str)] = &[
+    ("mlp.experts.gate_up_proj", "block_sparse_moe.input_linear.weight"),
+    ("mlp.experts.down_proj", "block_sparse_moe.output_linear.weight"),
+    ("mlp.gate.", "block_sparse_moe.router.layer."),
+    ("mlp.shared_expert.", "shared_mlp."),
+    (".mlp.", ".shared_mlp."),
+    ("gate_proj", "input_linear"),
+    ("up_proj", "input_linear"),
+    ("down_proj", "output_linear"),
+];
+
+/// Names of Falcon-H1's tensors.
+pub(super) const FALCON_H1_TENSORS: &[(&str, &str)] = &[
+    ("model.norm.", "model.final_layernorm."),
+    ("post_attention_layernorm", "pre_ff_layernorm"),
+    ("mlp.", "feed_forward."),
+];
+
+/// Names of Nemotron-H's tensors.
+pub(super) const NEMOTRON_H_TENSORS: &[(&str, &str)] = &[
+    ("model.norm.", "backbone.norm_f."),
+    ("model.embed_tokens.", "backbone.embeddings."),
+    ("model.layers.", "backbone.layers."),
+    ("input_layernorm", "norm"),
+    ("post_attention_layernorm", "norm"),
+    ("mlp.", "mixer."),
+    ("self_attn.", "mixer."),
+    ("mamba.", "mixer."),
+];
+
 /// Names of GPT-2's tensors.
 pub(super) const GPT2_TENSORS: &[(&str, &str)] = &[
     ("model.embed_tokens", "wte"),

@@ -1,7 +1,7 @@
 //! Mixtures of experts: layers whose router chooses a few of many feed-forwards for each token.
 
 use super::MAX_DIM;
-use super::families::Arch;
+use super::arch::Arch;
 use super::fields::{ConfigError, Fields};
 use serde_json::Value;
 
@@ -60,7 +60,11 @@ pub(super) fn read_experts(
     (layers, width): (usize, usize),
 ) -> Result<(Experts, Vec<bool>), ConfigError> {
     let Some(default) = arch.family().experts else { return Ok((Experts::NONE, vec![false; layers])) };
-    let count = f.read_size(arch.field_name("num_experts"), Some(default.count), MAX_EXPERTS)?;
+    let field = arch.field_name("num_experts");
+    if arch == Arch::GraniteMoeHybrid && f.read_count(field, default.count, MAX_EXPERTS)? == 0 {
+        return Ok((Experts::NONE, vec![false; layers]));
+    }
+    let count = f.read_size(field, Some(default.count), MAX_EXPERTS)?;
     let used = f.read_size("num_experts_per_tok", Some(default.used), count)?;
     let width_field = arch.field_name("moe_intermediate_size");
     let dim = f.read_size(width_field, Some(default.dim), MAX_DIM)?;
@@ -73,8 +77,8 @@ pub(super) fn read_experts(
         return f.unsupported("hidden_size", "a multiple of 16");
     }
     if default.shared_dim > 0 {
-        const FIELD: &str = "shared_expert_intermediate_size";
-        experts.shared_dim = f.read_size(FIELD, Some(default.shared_dim), MAX_DIM)?;
+        let field = arch.field_name("shared_expert_intermediate_size");
+        experts.shared_dim = f.read_size(field, Some(default.shared_dim), MAX_DIM)?;
     }
     if default.limit > 0.0 {
         experts.limit = f.read_float("swiglu_limit", Some(default.limit))?;

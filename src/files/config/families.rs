@@ -1,41 +1,13 @@
-//! Model families: a row of names, defaults and switches for each.
-//!
-//! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
-//! (`files::source::gguf::names`).
+//! A row of names, defaults and switches for each model family.
 
-use super::checkpoint_names::{GPT2_TENSORS, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS, TEXT_PART};
+use super::checkpoint_names::{
+    FALCON_H1_TENSORS, GPT2_TENSORS, GRANITE_FUSED, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS,
+    NEMOTRON_H_TENSORS, TEXT_PART,
+};
 use super::experts::{Experts, Router};
 use super::switches::{AttentionGate, Mlp, Norm, QkNorm};
 
-/// The model families that this program runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arch {
-    Llama,
-    Mistral,
-    Ministral3,
-    Qwen2,
-    Qwen3,
-    Qwen3Moe,
-    Qwen35,
-    Qwen35Moe,
-    SmolLm3,
-    Phi3,
-    Granite,
-    Gemma3,
-    Gemma4,
-    Gpt2,
-    Ernie45,
-    HunyuanDense,
-    Olmo2,
-    Olmo3,
-    Exaone4,
-    Lfm2,
-    Lfm2Moe,
-    Lfm3,
-    GptOss,
-}
-
-/// A family's names, defaults and switches: see [`Arch::family`].
+/// A family's names, defaults and switches: see [`Arch::family`](super::Arch::family).
 #[derive(Clone, Copy)]
 pub struct Family {
     /// The `model_type` in `config.json`.
@@ -79,11 +51,14 @@ pub struct Family {
     pub activations: &'static [&'static str],
     /// Renames from the engine's tensor names to the checkpoint's, applied in order.
     pub tensor_names: &'static [(&'static str, &'static str)],
+    /// Further renames, also applied in order, to names that safetensors files have and GGUF files do not: some are of
+    /// one tensor for two of the engine's.
+    pub fused_names: &'static [(&'static str, &'static str)],
     /// Prefixes that a checkpoint's tensor names may have, and what they replace.
     pub prefixes: &'static [(&'static str, &'static str)],
 }
 
-const LLAMA: Family = Family {
+pub(super) const LLAMA: Family = Family {
     model_type: "llama",
     gguf_name: "llama",
     wrapper: "",
@@ -108,12 +83,14 @@ const LLAMA: Family = Family {
     head_dim: 0,
     activations: &["silu", "swish"],
     tensor_names: &[],
+    fused_names: &[],
     prefixes: &[],
 };
 
-const MISTRAL: Family = Family { model_type: "mistral", kv_heads: 8, prefixes: TEXT_PART, ..LLAMA };
+pub(super) const MISTRAL: Family =
+    Family { model_type: "mistral", kv_heads: 8, prefixes: TEXT_PART, ..LLAMA };
 
-const MINISTRAL_3: Family = Family {
+pub(super) const MINISTRAL_3: Family = Family {
     model_type: "ministral3",
     gguf_name: "mistral3",
     wrapper: "mistral3",
@@ -125,9 +102,9 @@ const MINISTRAL_3: Family = Family {
     ..LLAMA
 };
 
-const QWEN_2: Family = Family { model_type: "qwen2", gguf_name: "qwen2", kv_heads: 32, ..LLAMA };
+pub(super) const QWEN_2: Family = Family { model_type: "qwen2", gguf_name: "qwen2", kv_heads: 32, ..LLAMA };
 
-const QWEN_3: Family = Family {
+pub(super) const QWEN_3: Family = Family {
     model_type: "qwen3",
     gguf_name: "qwen3",
     qk_norm: QkNorm::PerHead,
@@ -136,7 +113,7 @@ const QWEN_3: Family = Family {
     ..LLAMA
 };
 
-const QWEN_3_MOE: Family = Family {
+pub(super) const QWEN_3_MOE: Family = Family {
     model_type: "qwen3_moe",
     gguf_name: "qwen3moe",
     experts: Some(Experts { count: 128, used: 8, dim: 768, ..Experts::NONE }),
@@ -145,7 +122,7 @@ const QWEN_3_MOE: Family = Family {
     ..QWEN_3
 };
 
-const QWEN_3_5: Family = Family {
+pub(super) const QWEN_3_5: Family = Family {
     model_type: "qwen3_5_text",
     gguf_name: "qwen35",
     wrapper: "qwen3_5",
@@ -158,7 +135,7 @@ const QWEN_3_5: Family = Family {
     ..LLAMA
 };
 
-const QWEN_3_5_MOE: Family = Family {
+pub(super) const QWEN_3_5_MOE: Family = Family {
     model_type: "qwen3_5_moe_text",
     gguf_name: "qwen35moe",
     wrapper: "qwen3_5_moe",
@@ -174,7 +151,7 @@ const QWEN_3_5_MOE: Family = Family {
     ..QWEN_3_5
 };
 
-const SMOLLM_3: Family = Family {
+pub(super) const SMOLLM_3: Family = Family {
     model_type: "smollm3",
     gguf_name: "smollm3",
     ties_embeddings: true,
@@ -183,11 +160,48 @@ const SMOLLM_3: Family = Family {
     ..LLAMA
 };
 
-const PHI_3: Family = Family { model_type: "phi3", gguf_name: "phi3", norm_eps: 1e-5, ..LLAMA };
+pub(super) const PHI_3: Family = Family { model_type: "phi3", gguf_name: "phi3", norm_eps: 1e-5, ..LLAMA };
 
-const GRANITE: Family = Family { model_type: "granite", gguf_name: "granite", ..LLAMA };
+pub(super) const GRANITE: Family = Family { model_type: "granite", gguf_name: "granite", ..LLAMA };
 
-const GEMMA_3: Family = Family {
+pub(super) const GRANITE_MOE_HYBRID: Family = Family {
+    model_type: "granitemoehybrid",
+    gguf_name: "granitehybrid",
+    experts: Some(Experts {
+        count: 8,
+        used: 2,
+        dim: 11_008,
+        shared_dim: 1024,
+        renormalised: true,
+        ..Experts::NONE
+    }),
+    fused_names: GRANITE_FUSED,
+    ..GRANITE
+};
+
+pub(super) const FALCON_H1: Family = Family {
+    model_type: "falcon_h1",
+    gguf_name: "falcon-h1",
+    norm_eps: 1e-5,
+    kv_heads: 8,
+    tensor_names: FALCON_H1_TENSORS,
+    ..LLAMA
+};
+
+pub(super) const NEMOTRON_H: Family = Family {
+    model_type: "nemotron_h",
+    gguf_name: "nemotron_h",
+    mlp: Mlp::SquaredRelu,
+    norm_eps: 1e-5,
+    epsilon_field: "layer_norm_epsilon",
+    kv_heads: 8,
+    head_dim: 128,
+    activations: &["relu2"],
+    tensor_names: NEMOTRON_H_TENSORS,
+    ..LLAMA
+};
+
+pub(super) const GEMMA_3: Family = Family {
     model_type: "gemma3_text",
     gguf_name: "gemma3",
     wrapper: "gemma3",
@@ -204,7 +218,7 @@ const GEMMA_3: Family = Family {
     ..LLAMA
 };
 
-const GEMMA_4: Family = Family {
+pub(super) const GEMMA_4: Family = Family {
     model_type: "gemma4_text",
     gguf_name: "gemma4",
     wrapper: "gemma4",
@@ -214,7 +228,7 @@ const GEMMA_4: Family = Family {
     ..GEMMA_3
 };
 
-const GPT_2: Family = Family {
+pub(super) const GPT_2: Family = Family {
     model_type: "gpt2",
     gguf_name: "gpt2",
     norm: Norm::Layer,
@@ -228,7 +242,7 @@ const GPT_2: Family = Family {
     ..LLAMA
 };
 
-const ERNIE_4_5: Family = Family {
+pub(super) const ERNIE_4_5: Family = Family {
     model_type: "ernie4_5",
     gguf_name: "ernie4_5",
     interleaved_rope: true,
@@ -238,7 +252,7 @@ const ERNIE_4_5: Family = Family {
     ..LLAMA
 };
 
-const HUNYUAN_DENSE: Family = Family {
+pub(super) const HUNYUAN_DENSE: Family = Family {
     model_type: "hunyuan_v1_dense",
     gguf_name: "hunyuan-dense",
     qk_norm: QkNorm::AfterRope,
@@ -247,7 +261,7 @@ const HUNYUAN_DENSE: Family = Family {
     ..LLAMA
 };
 
-const OLMO_2: Family = Family {
+pub(super) const OLMO_2: Family = Family {
     model_type: "olmo2",
     gguf_name: "olmo2",
     pre_norms: false,
@@ -257,9 +271,9 @@ const OLMO_2: Family = Family {
     ..LLAMA
 };
 
-const OLMO_3: Family = Family { model_type: "olmo3", ..OLMO_2 };
+pub(super) const OLMO_3: Family = Family { model_type: "olmo3", ..OLMO_2 };
 
-const EXAONE_4: Family = Family {
+pub(super) const EXAONE_4: Family = Family {
     model_type: "exaone4",
     gguf_name: "exaone4",
     pre_norms: false,
@@ -269,7 +283,7 @@ const EXAONE_4: Family = Family {
     ..LLAMA
 };
 
-const LFM_2: Family = Family {
+pub(super) const LFM_2: Family = Family {
     model_type: "lfm2",
     gguf_name: "lfm2",
     qk_norm: QkNorm::PerHead,
@@ -282,7 +296,7 @@ const LFM_2: Family = Family {
     ..LLAMA
 };
 
-const LFM_2_MOE: Family = Family {
+pub(super) const LFM_2_MOE: Family = Family {
     model_type: "lfm2_moe",
     gguf_name: "lfm2moe",
     experts: Some(Experts {
@@ -296,7 +310,7 @@ const LFM_2_MOE: Family = Family {
     ..LFM_2
 };
 
-const LFM_3: Family = Family {
+pub(super) const LFM_3: Family = Family {
     model_type: "lfm3",
     gguf_name: "lfm3",
     post_norms: true,
@@ -305,7 +319,7 @@ const LFM_3: Family = Family {
     ..LFM_2
 };
 
-const GPT_OSS: Family = Family {
+pub(super) const GPT_OSS: Family = Family {
     model_type: "gpt_oss",
     gguf_name: "gpt-oss",
     attention_bias: true,
@@ -326,126 +340,3 @@ const GPT_OSS: Family = Family {
     tensor_names: &[("mlp.gate", "mlp.router")],
     ..LLAMA
 };
-
-impl Arch {
-    pub const ALL: [Arch; 23] = [
-        Arch::Llama,
-        Arch::Mistral,
-        Arch::Ministral3,
-        Arch::Qwen2,
-        Arch::Qwen3,
-        Arch::Qwen3Moe,
-        Arch::Qwen35,
-        Arch::Qwen35Moe,
-        Arch::SmolLm3,
-        Arch::Phi3,
-        Arch::Granite,
-        Arch::Gemma3,
-        Arch::Gemma4,
-        Arch::Gpt2,
-        Arch::Ernie45,
-        Arch::HunyuanDense,
-        Arch::Olmo2,
-        Arch::Olmo3,
-        Arch::Exaone4,
-        Arch::Lfm2,
-        Arch::Lfm2Moe,
-        Arch::Lfm3,
-        Arch::GptOss,
-    ];
-
-    /// The family's row.
-    pub const fn family(self) -> Family {
-        match self {
-            Arch::Llama => LLAMA,
-            Arch::Mistral => MISTRAL,
-            Arch::Ministral3 => MINISTRAL_3,
-            Arch::Qwen2 => QWEN_2,
-            Arch::Qwen3 => QWEN_3,
-            Arch::Qwen3Moe => QWEN_3_MOE,
-            Arch::Qwen35 => QWEN_3_5,
-            Arch::Qwen35Moe => QWEN_3_5_MOE,
-            Arch::SmolLm3 => SMOLLM_3,
-            Arch::Phi3 => PHI_3,
-            Arch::Granite => GRANITE,
-            Arch::Gemma3 => GEMMA_3,
-            Arch::Gemma4 => GEMMA_4,
-            Arch::Gpt2 => GPT_2,
-            Arch::Ernie45 => ERNIE_4_5,
-            Arch::HunyuanDense => HUNYUAN_DENSE,
-            Arch::Olmo2 => OLMO_2,
-            Arch::Olmo3 => OLMO_3,
-            Arch::Exaone4 => EXAONE_4,
-            Arch::Lfm2 => LFM_2,
-            Arch::Lfm2Moe => LFM_2_MOE,
-            Arch::Lfm3 => LFM_3,
-            Arch::GptOss => GPT_OSS,
-        }
-    }
-
-    /// The `model_type` in `config.json`.
-    pub fn name(self) -> &'static str {
-        self.family().model_type
-    }
-
-    /// The `model_type` of the family whose files this one's are like, where only names differ.
-    pub(super) fn compatible_name(self) -> &'static str {
-        match self {
-            Arch::Mistral => Arch::Llama.name(),
-            Arch::Olmo3 => Arch::Olmo2.name(),
-            arch => arch.name(),
-        }
-    }
-
-    /// Translates the engine's name of a tensor, or a part of it, to a checkpoint's.
-    pub fn checkpoint_name(self, name: &str) -> String {
-        self.family().tensor_names.iter().fold(name.into(), |name, (from, to)| name.replace(from, to))
-    }
-
-    /// True for Qwen 3.5, with or without experts.
-    pub const fn is_qwen35(self) -> bool {
-        matches!(self, Arch::Qwen35 | Arch::Qwen35Moe)
-    }
-
-    /// True for LFM2, with or without experts.
-    pub(crate) fn is_lfm2(self) -> bool {
-        matches!(self, Arch::Lfm2 | Arch::Lfm2Moe)
-    }
-
-    /// True if the RoPE of sliding-window layers is another than that of full-attention layers.
-    pub(super) fn has_local_rope(self) -> bool {
-        matches!(self, Arch::Gemma3 | Arch::Gemma4 | Arch::Lfm3 | Arch::Olmo3)
-    }
-
-    /// The `general.architecture` of a GGUF file.
-    pub fn gguf_name(self) -> &'static str {
-        self.family().gguf_name
-    }
-
-    /// Lists the names of all families for errors.
-    pub fn list_names(name: impl Fn(Arch) -> &'static str) -> String {
-        let mut names = Self::ALL.map(|arch| format!("{:?}", name(arch))).to_vec();
-        names.dedup();
-        names.join(", ")
-    }
-
-    /// Translates a field name of Llama's config to this family's.
-    pub(crate) fn field_name(self, name: &'static str) -> &'static str {
-        match (self, name) {
-            (_, "rms_norm_eps") => self.epsilon_field(),
-            (Arch::Gpt2, "hidden_size") => "n_embd",
-            (Arch::Gpt2, "num_attention_heads") => "n_head",
-            (Arch::Gpt2, "num_hidden_layers") => "n_layer",
-            (Arch::Gpt2, "intermediate_size") => "n_inner",
-            (Arch::Gpt2, "max_position_embeddings") => "n_positions",
-            (Arch::GptOss, "num_experts") => "num_local_experts",
-            (Arch::GptOss, "moe_intermediate_size") => "intermediate_size",
-            _ => name,
-        }
-    }
-
-    /// Name of the field with the epsilon of norms.
-    pub(crate) fn epsilon_field(self) -> &'static str {
-        self.family().epsilon_field
-    }
-}

@@ -1,6 +1,7 @@
 //! The mixer of each layer, by the family and the config's fields.
 
-use super::families::Arch;
+use super::MAX_LAYERS;
+use super::arch::Arch;
 use super::fields::{ConfigError, Fields};
 use serde_json::Value;
 
@@ -17,29 +18,51 @@ pub enum LayerKind {
     ShortConv,
     /// A gated delta net.
     DeltaNet,
+    /// Mamba2.
+    Mamba,
+    /// Full attention and Mamba2 side by side.
+    AttentionMamba,
+    /// None: the layer is only a feed-forward.
+    FeedForward,
 }
 
 impl LayerKind {
-    const ALL: [(LayerKind, &str); 5] = [
+    const ALL: [(LayerKind, &str); 8] = [
         (LayerKind::FullAttention, "global"),
         (LayerKind::SlidingWindow, "local"),
         (LayerKind::NoRope, "no_rope"),
         (LayerKind::ShortConv, "conv"),
         (LayerKind::DeltaNet, "delta_net"),
+        (LayerKind::Mamba, "mamba"),
+        (LayerKind::AttentionMamba, "attention_mamba"),
+        (LayerKind::FeedForward, "feed_forward"),
     ];
 
     /// True for a layer with keys and values.
     pub const fn is_attention(self) -> bool {
-        !matches!(self, LayerKind::ShortConv | LayerKind::DeltaNet)
+        use LayerKind::{AttentionMamba, FullAttention, NoRope, SlidingWindow};
+        matches!(self, FullAttention | SlidingWindow | NoRope | AttentionMamba)
+    }
+
+    /// True for a layer with a recurrent state.
+    pub const fn is_recurrent(self) -> bool {
+        matches!(self, LayerKind::ShortConv | LayerKind::DeltaNet) || self.has_mamba()
+    }
+
+    /// True for a layer with Mamba2.
+    pub const fn has_mamba(self) -> bool {
+        matches!(self, LayerKind::Mamba | LayerKind::AttentionMamba)
     }
 
     /// The name of its mixer in `layer_types`.
     pub(super) fn hf_name(self) -> &'static str {
         match self {
-            LayerKind::FullAttention | LayerKind::NoRope => FULL.0,
+            LayerKind::FullAttention | LayerKind::NoRope | LayerKind::AttentionMamba => FULL.0,
             LayerKind::SlidingWindow => SLIDING.0,
             LayerKind::ShortConv => CONV.0,
             LayerKind::DeltaNet => LINEAR.0,
+            LayerKind::Mamba => "mamba",
+            LayerKind::FeedForward => "mlp",
         }
     }
 
@@ -84,6 +107,9 @@ pub(super) fn read_layer_kinds(
             let known: &[_] = if arch == Arch::Lfm3 { &[FULL, CONV, SLIDING] } else { &[FULL, CONV] };
             named_kinds(f, layers, known, vec![ShortConv; layers])
         }
+        Arch::GraniteMoeHybrid => granite_layer_kinds(f, layers),
+        Arch::FalconH1 => Ok(vec![LayerKind::AttentionMamba; layers]),
+        Arch::NemotronH => nemotron_layer_kinds(f, layers),
         Arch::Mistral | Arch::Ministral3 if windowed => Ok(vec![SlidingWindow; layers]),
         _ => {
             let kinds = named_kinds(f, layers, &[FULL], vec![FullAttention; layers])?;
@@ -160,6 +186,68 @@ fn lfm2_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, Con
     } else {
         f.unsupported("layer_types", "\"full_attention\" or \"conv\" for every layer")
     }
+}
+
+/// Reads the kinds of Granite 4: attention has RoPE only where the config says so.
+fn granite_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+    const FIELD: &str = "position_embedding_type";
+    let attention = match f.get(FIELD).map(Value::as_str) {
+        Some(Some("rope")) => LayerKind::FullAttention,
+        None | Some(Some("nope")) => LayerKind::NoRope,
+        Some(_) => return f.unsupported(FIELD, "\"rope\" or \"nope\""),
+    };
+    let known = [
+        ("mamba", LayerKind::Mamba),
+        ("attention", attention),
+        (LINEAR.0, LayerKind::Mamba),
+        (FULL.0, attention),
+    ];
+    named_kinds(f, layers, &known, vec![LayerKind::Mamba; layers])
+}
+
+/// Field of Nemotron-H with a letter for each layer.
+const PATTERN: &str = "hybrid_override_pattern";
+/// Field of Nemotron-H with a name for each layer, in place of the pattern.
+const BLOCK_TYPES: &str = "layers_block_type";
+
+/// Reads the kinds of Nemotron-H from its pattern, or from a list of names.
+fn nemotron_layer_kinds(f: &Fields<'_>, layers: usize) -> Result<Vec<LayerKind>, ConfigError> {
+    if f.get(BLOCK_TYPES).is_some() {
+        let kind = |name: &Value| match name.as_str()? {
+            "mamba" | "linear_attention" => Some(LayerKind::Mamba),
+            "attention" | "full_attention" => Some(LayerKind::NoRope),
+            "mlp" => Some(LayerKind::FeedForward),
+            _ => None,
+        };
+        let supported = format!("\"mamba\", \"attention\" or \"mlp\" for each of {layers} layers");
+        return f.read_array(BLOCK_TYPES, layers, kind, &supported);
+    }
+    let kind = |letter| match letter {
+        'M' => Some(LayerKind::Mamba),
+        '*' => Some(LayerKind::NoRope),
+        '-' => Some(LayerKind::FeedForward),
+        _ => None,
+    };
+    let found = f.get(PATTERN).and_then(Value::as_str);
+    let kinds: Option<Vec<LayerKind>> = found.and_then(|pattern| pattern.chars().map(kind).collect());
+    match kinds.filter(|kinds| kinds.len() == layers) {
+        Some(kinds) => Ok(kinds),
+        None => f.unsupported(PATTERN, &format!("M, * or - for each of {layers} layers")),
+    }
+}
+
+/// Reads the number of layers. Newer configs of Nemotron-H leave it to the list of them.
+pub(super) fn read_layer_count(f: &Fields<'_>, arch: Arch) -> Result<usize, ConfigError> {
+    let default = match arch {
+        Arch::Gemma3 => Some(26),
+        Arch::NemotronH => {
+            let names = f.get(BLOCK_TYPES).and_then(Value::as_array).map(Vec::len);
+            let letters = f.get(PATTERN).and_then(Value::as_str).map(|pattern| pattern.chars().count());
+            names.or(letters).filter(|layers| (1..=MAX_LAYERS).contains(layers))
+        }
+        _ => None,
+    };
+    f.read_size(arch.field_name("num_hidden_layers"), default, MAX_LAYERS)
 }
 
 /// Reads a list of 1 (RoPE) and 0 (none), or the interval of layers without RoPE.

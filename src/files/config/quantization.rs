@@ -4,7 +4,7 @@
 //! how the tensors are to be read.
 
 use super::fields::{ConfigError, Fields};
-use crate::text_file::strip_bom;
+use crate::text_file::{parse_config_json, strip_bom};
 use serde_json::{Map, Value};
 
 pub(super) const FIELD: &str = "quantization_config";
@@ -44,7 +44,8 @@ impl QuantMethod {
     ///
     /// A field is wrong or not supported.
     pub fn parse(json: &str) -> Result<Option<Self>, ConfigError> {
-        let Ok(Value::Object(map)) = serde_json::from_str(strip_bom(json)) else { return Ok(None) };
+        let parsed = parse_config_json(strip_bom(json).as_bytes());
+        let Ok(Value::Object(map)) = parsed else { return Ok(None) };
         match (Self::read(&Fields(&map))?, map.get("text_config")) {
             (None, Some(Value::Object(text))) => Self::read(&Fields(text)),
             (found, _) => Ok(found),

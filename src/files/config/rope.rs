@@ -1,7 +1,7 @@
 //! RoPE: its base, the rotated part of a head, and the scaling of frequencies for long contexts.
 
 use super::QueryGrowth;
-use super::families::Arch;
+use super::arch::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
 use crate::error::escape;
 use serde_json::{Map, Value};

@@ -1,9 +1,10 @@
 //! The sizes and factors of a model's parts, from the config's fields.
 
-use super::families::Arch;
+use super::arch::Arch;
+use super::fields::positive_float;
 use super::fields::{ConfigError, Fields};
 use super::layer_kinds::LayerKind;
-use super::{DeltaNetSizes, MAX_DIM, MAX_HEAD_DIM, MAX_LAYERS, MAX_TAPS, Scales};
+use super::{DeltaNetSizes, MAX_DIM, MAX_HEAD_DIM, MAX_LAYERS, MAX_TAPS, MambaNorm, MambaSizes, Scales};
 
 pub(super) fn read_head_dim(
     f: &Fields<'_>,
@@ -11,8 +12,9 @@ pub(super) fn read_head_dim(
     dim: usize,
     heads: usize,
 ) -> Result<usize, ConfigError> {
-    let head_dim = if f.get("head_dim").is_some() {
-        f.read_size("head_dim", None, MAX_HEAD_DIM)?
+    let named = ["head_dim", "attention_head_dim"].into_iter().find(|field| f.get(field).is_some());
+    let head_dim = if let Some(field) = named {
+        f.read_size(field, None, MAX_HEAD_DIM)?
     } else if default > 0 {
         default
     } else if dim.is_multiple_of(heads) {
@@ -133,10 +135,11 @@ pub(super) fn read_ffn_dim(f: &Fields<'_>, arch: Arch, dim: usize) -> Result<usi
 }
 
 /// Taps of the causal convolutions; 0 if no layer has one.
-pub(super) fn read_conv_taps(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<usize, ConfigError> {
-    let field = match kinds.iter().find(|kind| !kind.is_attention()) {
+pub(super) fn read_conv_taps(f: &Fields<'_>, arch: Arch, kinds: &[LayerKind]) -> Result<usize, ConfigError> {
+    let field = match kinds.iter().find(|kind| kind.is_recurrent()) {
         None => return Ok(0),
         Some(LayerKind::ShortConv) => ("conv_L_cache", 3),
+        Some(kind) if kind.has_mamba() => (arch.field_name("mamba_d_conv"), 4),
         Some(_) => ("linear_conv_kernel_dim", 4),
     };
     match f.read_size(field.0, Some(field.1), MAX_TAPS)? {
@@ -169,6 +172,69 @@ pub(super) fn read_delta_net(f: &Fields<'_>, kinds: &[LayerKind]) -> Result<Delt
     Ok(sizes)
 }
 
+/// Sizes of Mamba2 in a model of width `dim`; zeros if no layer has it.
+pub(super) fn read_mamba(
+    f: &Fields<'_>,
+    arch: Arch,
+    dim: usize,
+    kinds: &[LayerKind],
+) -> Result<MambaSizes, ConfigError> {
+    if !kinds.iter().any(|kind| kind.has_mamba()) {
+        return Ok(MambaSizes::default());
+    }
+    let [heads_field, width_field, state_field, groups_field] =
+        ["mamba_n_heads", "mamba_d_head", "mamba_d_state", "mamba_n_groups"]
+            .map(|name| arch.field_name(name));
+    let is_nemotron = arch == Arch::NemotronH;
+    let (of_state, of_groups) = if is_nemotron { (128, 8) } else { (256, 1) };
+    let heads = f.read_size(heads_field, Some(128), MAX_DIM)?;
+    let state = f.read_size(state_field, Some(of_state), MAX_HEAD_DIM)?;
+    let groups = f.read_size(groups_field, Some(of_groups), heads)?;
+    let inner = match f.get("mamba_d_ssm") {
+        _ if is_nemotron => None,
+        Some(_) => Some(f.read_size("mamba_d_ssm", None, MAX_DIM)?),
+        None => Some(f.read_size("mamba_expand", Some(2), MAX_HEAD_DIM)? * dim),
+    };
+    let is_auto = f.get(width_field).is_none_or(|width| width.as_str() == Some("auto"));
+    let head_dim = match inner {
+        Some(inner) if is_auto => inner / heads,
+        _ => f.read_size(width_field, Some(64), MAX_HEAD_DIM)?,
+    };
+    if heads * head_dim > MAX_DIM || inner.is_some_and(|inner| inner != heads * head_dim) {
+        let all = inner.unwrap_or(MAX_DIM);
+        return f
+            .unsupported(heads_field, &format!("a number that makes {all} columns of heads of {head_dim}"));
+    }
+    if !heads.is_multiple_of(groups) || groups * state > MAX_DIM {
+        let supported = format!("a divisor of {heads_field} ({heads}), with up to {MAX_DIM} rows in all");
+        return f.unsupported(groups_field, &supported);
+    }
+    for (field, width) in [(width_field, head_dim), (state_field, state)] {
+        if !(16..=MAX_HEAD_DIM).contains(&width) || !width.is_multiple_of(16) {
+            return f.unsupported(field, &format!("a multiple of 16 up to {MAX_HEAD_DIM}"));
+        }
+    }
+    if f.get("mamba_hidden_act").is_some_and(|act| act.as_str() != Some("silu")) {
+        return f.unsupported("mamba_hidden_act", "\"silu\"");
+    }
+    // The upper limit is infinite, which JSON has no number for.
+    if let Some(limits) = f.get("time_step_limit")
+        && !matches!(limits.as_array().map(Vec::as_slice), Some([low, high]) if low.as_f64() == Some(0.0) && !high.is_number())
+    {
+        return f.unsupported("time_step_limit", "from 0 to infinity, or no such field");
+    }
+    if f.get("attn_layer_indices").is_some_and(|_| arch == Arch::FalconH1) {
+        return f.unsupported("attn_layer_indices", "null");
+    }
+    let norm = match arch {
+        Arch::FalconH1 if !f.read_bool("mamba_rms_norm", false)? => MambaNorm::None,
+        Arch::FalconH1 if f.read_bool("mamba_norm_before_gate", true)? => MambaNorm::BeforeGate,
+        _ => MambaNorm::AfterGate,
+    };
+    let conv_bias = f.read_bool(arch.field_name("mamba_conv_bias"), true)?;
+    Ok(MambaSizes { heads, head_dim, state, groups, conv_bias, norm })
+}
+
 pub(super) fn read_scales(
     f: &Fields<'_>,
     arch: Arch,
@@ -176,8 +242,7 @@ pub(super) fn read_scales(
 ) -> Result<Scales, ConfigError> {
     // In f32, as the CPU kernels compute it.
     let by_root = |n: f64| f64::from(1.0 / (n as f32).sqrt());
-    let mut scales =
-        Scales { embedding: 1.0, attention: by_root(head_dim as f64), residual: 1.0, logits: 1.0 };
+    let mut scales = Scales { attention: by_root(head_dim as f64), ..Scales::NONE };
     match arch {
         Arch::Gemma3 => {
             scales.embedding = (dim as f64).sqrt();
@@ -187,13 +252,33 @@ pub(super) fn read_scales(
             scales.embedding = (dim as f64).sqrt();
             scales.attention = 1.0;
         }
-        Arch::Granite => {
+        Arch::Granite | Arch::GraniteMoeHybrid => {
             scales.embedding = f.read_float("embedding_multiplier", Some(1.0))?;
             scales.attention = f.read_float("attention_multiplier", Some(1.0))?;
             scales.residual = f.read_float("residual_multiplier", Some(1.0))?;
             scales.logits = 1.0 / f.read_float("logits_scaling", Some(1.0))?;
         }
+        Arch::FalconH1 => read_multipliers(f, &mut scales)?,
         _ => {}
     }
     Ok(scales)
+}
+
+/// Reads the multipliers of Falcon-H1. Those of attention's input are part of the factor of scores, and of its output.
+fn read_multipliers(f: &Fields<'_>, scales: &mut Scales) -> Result<(), ConfigError> {
+    let one = |field| f.read_float(field, Some(1.0));
+    let several = |field: &str, len: usize| match f.get(field) {
+        None => Ok(vec![1.0; len]),
+        Some(_) => f.read_array(field, len, positive_float, &format!("{len} positive numbers")),
+    };
+    let (input, ssm_input) = (one("attention_in_multiplier")?, one("ssm_in_multiplier")?);
+    scales.embedding = one("embedding_multiplier")?;
+    scales.logits = one("lm_head_multiplier")?;
+    scales.attention *= one("key_multiplier")? * input * input;
+    scales.attention_out = one("attention_out_multiplier")? * input;
+    scales.ssm_out = one("ssm_out_multiplier")?;
+    scales.mlp.copy_from_slice(&several("mlp_multipliers", 2)?);
+    scales.ssm_in.copy_from_slice(&several("ssm_multipliers", 5)?);
+    scales.ssm_in.iter_mut().for_each(|factor| *factor *= ssm_input);
+    Ok(())
 }

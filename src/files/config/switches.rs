@@ -18,6 +18,8 @@ pub enum Mlp {
     GeGlu,
     /// `down(gelu(up))`, with biases.
     Gelu,
+    /// `down(max(up, 0)^2)`
+    SquaredRelu,
     /// `down(gate * sigmoid(1.702 gate) * (up + 1))` with gate and up clamped, and with biases: of experts.
     ClampedSwiGlu,
 }
@@ -32,6 +34,17 @@ pub enum QkNorm {
     AfterRope,
     /// All heads together, before RoPE.
     Whole,
+}
+
+/// The norm of Mamba2's output, of each group of heads by the root mean square.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum MambaNorm {
+    #[default]
+    None,
+    /// Of the gated output.
+    AfterGate,
+    /// Of the output before it is gated.
+    BeforeGate,
 }
 
 /// The gate of attention's output: a sigmoid of a projection of the layer's input.

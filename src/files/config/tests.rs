@@ -370,3 +370,92 @@ fn layers_with_experts_are_found_and_their_sizes_checked() {
         assert_eq!(qwen(more).unwrap_err().field, field, "{more}");
     }
 }
+
+#[test]
+fn layers_with_mamba_are_found_and_their_sizes_checked() {
+    let of = |kind: &str, more: &str| {
+        let all = LLAMA.replace("\"llama\"", kind).replace("hidden_layers\": 2", "hidden_layers\": 3");
+        ModelConfig::parse(&format!("{all}, {more}}}"))
+    };
+    let written = |m: &ModelConfig| assert_eq!(ModelConfig::parse(&m.to_json()).as_ref(), Ok(m));
+    // Four heads of 32 and a state of 16 rows; the layers' second name is that of newer files.
+    let sizes = r#""mamba_n_heads": 4, "mamba_d_state": 16, "layer_types": ["mamba", "attention", "linear_attention"],
+        "num_local_experts": 0, "shared_intermediate_size": 48"#;
+    let granite = |more: &str| of("\"granitemoehybrid\"", &format!("{sizes}{more}"));
+    let m = granite("").unwrap();
+    assert_eq!(m.layer_kinds, [LayerKind::Mamba, LayerKind::NoRope, LayerKind::Mamba]);
+    assert_eq!((m.mamba.head_dim, m.mamba.groups, m.conv_taps, m.ffn_dim), (32, 1, 4, 48));
+    assert_eq!((m.mamba.conv_bias, m.mamba.norm, m.experts.count), (true, MambaNorm::AfterGate, 0));
+    written(&m);
+    let m =
+        granite(r#", "position_embedding_type": "rope", "num_local_experts": 4, "intermediate_size": 32"#);
+    let m = m.unwrap();
+    assert_eq!((m.layer_kinds[1], m.experts.dim, m.experts.shared_dim), (LayerKind::FullAttention, 32, 48));
+    written(&m);
+    let (multipliers, mut falcon_sizes) = (
+        r#""key_multiplier": 0.5, "attention_in_multiplier": 2.0, "attention_out_multiplier": 3.0,
+        "ssm_in_multiplier": 2.0, "ssm_multipliers": [1, 2, 3, 4, 5], "mlp_multipliers": [0.5, 0.25]"#,
+        r#""mamba_d_ssm": 64, "mamba_d_head": "auto", "mamba_n_heads": 4, "mamba_d_state": 16"#.to_owned(),
+    );
+    falcon_sizes += r#", "mamba_n_groups": 2, "num_key_value_heads": 2, "mamba_conv_bias": false"#;
+    let falcon = |more: &str| of("\"falcon_h1\"", &format!("{falcon_sizes}, {multipliers}{more}"));
+    let m = falcon(r#", "time_step_limit": [0.0, {"__float__": "Infinity"}]"#).unwrap();
+    assert_eq!((m.mamba.head_dim, m.mamba.groups, m.mamba.conv_bias), (16, 2, false));
+    assert_eq!((m.scales.attention, m.scales.attention_out), (0.5 * 4.0 / 4.0, 6.0));
+    assert_eq!((m.scales.ssm_in, m.scales.mlp), ([2.0, 4.0, 6.0, 8.0, 10.0], [0.5, 0.25]));
+    assert_eq!((m.mamba.norm, m.layer_kinds[2]), (MambaNorm::None, LayerKind::AttentionMamba));
+    written(&m);
+    let normed = |more| falcon(&format!(", \"mamba_rms_norm\": true{more}")).unwrap();
+    assert_eq!(normed("").mamba.norm, MambaNorm::BeforeGate);
+    assert_eq!(normed(", \"mamba_norm_before_gate\": false").mamba.norm, MambaNorm::AfterGate);
+    written(&normed(""));
+    let nemotron_sizes = r#""mamba_num_heads": 8, "mamba_head_dim": 16, "ssm_state_size": 32, "n_groups": 4,
+        "conv_kernel": 3, "num_key_value_heads": 2, "layer_norm_epsilon": 1e-4"#;
+    let nemotron = |more: &str| of("\"nemotron_h\"", &format!("{nemotron_sizes}, {more}"));
+    let m = nemotron(r#""hybrid_override_pattern": "M*-""#).unwrap();
+    assert_eq!(m.layer_kinds, [LayerKind::Mamba, LayerKind::NoRope, LayerKind::FeedForward]);
+    assert_eq!((m.mlp, m.norm_eps, m.conv_taps, m.head_dim), (Mlp::SquaredRelu, 1e-4, 3, 128));
+    written(&m);
+    let names = r#""layers_block_type": ["mamba", "attention", "mlp"], "num_hidden_layers": null"#;
+    assert_eq!(nemotron(names).as_ref(), Ok(&m));
+    assert_eq!(nemotron(&format!("{names}, \"time_step_limit\": [0.0, Infinity]")), Ok(m));
+    let refused = |found: Result<ModelConfig, ConfigError>, field: &str| {
+        let e = found.unwrap_err();
+        assert!(e.field == field && !e.supported.is_empty(), "{e}, not {field}");
+    };
+    for (more, field) in [
+        (r#", "mamba_n_heads": 3"#, "mamba_n_heads"),
+        (r#", "mamba_n_heads": 0"#, "mamba_n_heads"),
+        (r#", "mamba_d_head": 16"#, "mamba_n_heads"),
+        (r#", "mamba_d_head": "wide""#, "mamba_d_head"),
+        (r#", "mamba_n_heads": 16"#, "mamba_d_head"),
+        (r#", "mamba_expand": 100000"#, "mamba_expand"),
+        (r#", "mamba_expand": 1024"#, "mamba_d_head"),
+        (r#", "mamba_d_state": 24"#, "mamba_d_state"),
+        (r#", "mamba_d_state": 1000000"#, "mamba_d_state"),
+        (r#", "mamba_n_groups": 3"#, "mamba_n_groups"),
+        (r#", "mamba_n_groups": 5"#, "mamba_n_groups"),
+        (r#", "mamba_d_conv": 1"#, "mamba_d_conv"),
+        (r#", "mamba_d_conv": 65"#, "mamba_d_conv"),
+        (r#", "mamba_proj_bias": true"#, "mamba_proj_bias"),
+        (r#", "time_step_limit": [0.0, 0.5]"#, "time_step_limit"),
+        (r#", "position_embedding_type": "alibi""#, "position_embedding_type"),
+        (r#", "layer_types": ["mamba", "mamba", "mamba"]"#, "layer_types"),
+        (r#", "layer_types": ["mamba", "attention"]"#, "layer_types"),
+        (r#", "num_local_experts": 4, "intermediate_size": 40"#, "intermediate_size"),
+    ] {
+        refused(granite(more), field);
+    }
+    refused(falcon(r#", "mlp_multipliers": [1.0]"#), "mlp_multipliers");
+    refused(falcon(r#", "ssm_multipliers": [1, 2, 3, 4, 0]"#), "ssm_multipliers");
+    refused(falcon(r#", "attention_bias": true"#), "attention_bias");
+    refused(falcon(r#", "projectors_bias": true"#), "projectors_bias");
+    refused(falcon(r#", "attn_layer_indices": [1]"#), "attn_layer_indices");
+    refused(nemotron(r#""hybrid_override_pattern": "M*E""#), "hybrid_override_pattern");
+    refused(nemotron(r#""hybrid_override_pattern": "M*""#), "hybrid_override_pattern");
+    refused(nemotron(r#""vocab_size": 9"#), "hybrid_override_pattern");
+    refused(nemotron(r#""layers_block_type": ["mamba", "attention", "moe"]"#), "layers_block_type");
+    refused(nemotron(r#""hybrid_override_pattern": "M*-", "mlp_hidden_act": "silu""#), "mlp_hidden_act");
+    refused(nemotron(r#""hybrid_override_pattern": "M*-", "mamba_hidden_act": "relu""#), "mamba_hidden_act");
+    refused(nemotron(r#""hybrid_override_pattern": "M*-", "n_groups": 16"#), "n_groups");
+}

@@ -1,12 +1,12 @@
 //! Writes a config as the text of a `config.json`, as stored in a file packed from GGUF.
 
 use super::LayerKind;
+use super::arch::Arch;
 use super::experts::{Experts, Router};
-use super::families::Arch;
 use super::fields::{ConfigError, Fields, positive_float};
 use super::rope::{LongRope, RopeScaling, read_divisors};
 use super::switches::QkNorm;
-use super::{DeltaNetSizes, ModelConfig, QueryGrowth, Scales};
+use super::{DeltaNetSizes, MambaNorm, MambaSizes, ModelConfig, QueryGrowth, Scales};
 use serde_json::{Value, json};
 
 /// The field `rope_scaling`: null unless it is Llama 3's.
@@ -25,7 +25,7 @@ impl ModelConfig {
     /// Formats an equivalent `config.json`. Fields that `config.json` lacks because they follow from the family are in
     /// the object `antigravity`, which [`ModelConfig::parse`] reads.
     pub fn to_json(&self) -> String {
-        let Scales { embedding, attention, residual, logits } = self.scales;
+        let Scales { embedding, attention, residual, logits, .. } = self.scales;
         let mut more = json!({
             "qkv_bias": self.qkv_bias, "o_bias": self.o_bias, "qk_norm": self.qk_norm != QkNorm::None,
             "scales": [embedding, attention, residual, logits],
@@ -82,9 +82,11 @@ impl ModelConfig {
             config["sliding_window"] = json!(self.sliding_window);
         }
         let named = [Arch::Lfm3, Arch::Olmo3, Arch::Exaone4, Arch::Gemma4, Arch::GptOss];
+        let names = || self.layer_kinds.iter().map(|kind| kind.hf_name()).collect::<Value>();
         if named.contains(&self.arch) || self.arch.is_qwen35() || self.arch.is_lfm2() {
-            config["layer_types"] = self.layer_kinds.iter().map(|kind| kind.hf_name()).collect();
+            config["layer_types"] = names();
         }
+        self.write_mamba(config, names);
         if self.arch == Arch::Gemma4 {
             config["global_head_dim"] = json!(self.head_dim);
             config["num_kv_shared_layers"] = json!(self.shared_kv_layers);
@@ -111,6 +113,43 @@ impl ModelConfig {
         }
     }
 
+    /// Writes the fields of families with Mamba2.
+    fn write_mamba(&self, config: &mut Value, layer_names: impl Fn() -> Value) {
+        match self.arch {
+            Arch::GraniteMoeHybrid => {
+                config["layer_types"] = layer_names();
+                config["num_local_experts"] = json!(self.experts.count);
+                let has_rope = self.layer_kinds.contains(&LayerKind::FullAttention);
+                config["position_embedding_type"] = json!(if has_rope { "rope" } else { "nope" });
+            }
+            Arch::NemotronH => config["layers_block_type"] = layer_names(),
+            Arch::FalconH1 => {
+                let Scales { attention_out, mlp, ssm_in, ssm_out, .. } = self.scales;
+                config["attention_out_multiplier"] = json!(attention_out);
+                config["mlp_multipliers"] = json!(mlp);
+                config["ssm_multipliers"] = json!(ssm_in);
+                config["ssm_out_multiplier"] = json!(ssm_out);
+                config["mamba_rms_norm"] = json!(self.mamba.norm != MambaNorm::None);
+                config["mamba_norm_before_gate"] = json!(self.mamba.norm == MambaNorm::BeforeGate);
+            }
+            _ => return,
+        }
+        let MambaSizes { heads, head_dim, state, groups, conv_bias, .. } = self.mamba;
+        if heads > 0 {
+            for (field, size) in [
+                ("mamba_n_heads", heads),
+                ("mamba_d_head", head_dim),
+                ("mamba_d_state", state),
+                ("mamba_n_groups", groups),
+                ("mamba_d_conv", self.conv_taps),
+                ("mamba_d_ssm", heads * head_dim),
+            ] {
+                config[self.arch.field_name(field)] = json!(size);
+            }
+            config[self.arch.field_name("mamba_conv_bias")] = json!(conv_bias);
+        }
+    }
+
     /// Writes the fields of experts.
     fn write_experts(&self, config: &mut Value) {
         let Experts { count, used, dim, shared_dim, router, renormalised, scale, limit } = self.experts;
@@ -123,7 +162,7 @@ impl ModelConfig {
         config[self.arch.field_name("moe_intermediate_size")] = json!(dim);
         config["norm_topk_prob"] = json!(renormalised);
         if shared_dim > 0 {
-            config["shared_expert_intermediate_size"] = json!(shared_dim);
+            config[self.arch.field_name("shared_expert_intermediate_size")] = json!(shared_dim);
         }
         if limit > 0.0 {
             config["swiglu_limit"] = json!(limit);
@@ -178,7 +217,7 @@ impl ModelConfig {
         if more.get("scales").is_some() {
             let scales = more.read_array("scales", 4, positive_float, "four positive numbers")?;
             let &[embedding, attention, residual, logits] = &scales[..] else { unreachable!("four numbers") };
-            self.scales = Scales { embedding, attention, residual, logits };
+            self.scales = Scales { embedding, attention, residual, logits, ..self.scales };
         }
         Ok(())
     }

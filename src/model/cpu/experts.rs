@@ -24,7 +24,7 @@ const COUNT: usize = EXPERTS.count;
 const USED: usize = EXPERTS.used;
 /// Column of the shared expert's gate behind the scores of the experts.
 const GATE_AT: usize = COUNT.next_multiple_of(GROUP_ROWS);
-const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT as usize;
+const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT_GATE as usize;
 /// Lengths of chunks, which must not be 0 in models without experts.
 const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
 const USED_CHUNK: usize = if HAS_EXPERTS { USED } else { 1 };
@@ -187,7 +187,7 @@ impl Scratch {
                 &mut tile,
                 0..SCORES,
             );
-            if let Some((_, gate)) = w.shared.as_ref().filter(|_| HAS_SHARED_EXPERT) {
+            if let Some((_, Some(gate))) = w.shared.as_ref().filter(|_| HAS_SHARED_EXPERT_GATE) {
                 ProjectionPart { start: GATE_AT, w: gate, bias: &[] }.project(isa, x, &mut tile, 0..SCORES);
             }
         });
@@ -238,8 +238,11 @@ impl Scratch {
                     ops::add_scaled(isa, &mut sum, &of_experts[from..][..DIM], choice.weight);
                 }
                 if HAS_SHARED_EXPERT {
-                    let mut gate = [scores[t * SCORES + GATE_AT]];
-                    apply_sigmoid(isa, &mut gate);
+                    let mut gate = [1.0];
+                    if HAS_SHARED_EXPERT_GATE {
+                        gate = [scores[t * SCORES + GATE_AT]];
+                        apply_sigmoid(isa, &mut gate);
+                    }
                     ops::add_scaled(isa, &mut sum, &of_shared[t * DIM..][..DIM], gate[0]);
                 }
                 tile.row_mut(r).iter_mut().zip(sum).for_each(|(to, y)| add_to_residual(to, y));

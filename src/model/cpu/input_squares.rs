@@ -24,10 +24,17 @@ pub(super) enum InputOf {
     Mixer,
     /// The mixer's output projection.
     MixerOut,
+    /// That of Mamba2, which may be beside it.
+    MambaOut,
     /// Gate and up.
     Ffn,
     /// Down.
     FfnDown,
+}
+
+impl InputOf {
+    /// The output projection of the layers with a recurrent state.
+    pub(super) const RECURRENT_OUT: Self = if HAS_MAMBA { Self::MambaOut } else { Self::MixerOut };
 }
 
 /// Sums of squares over the tokens of a text: of the inputs of each layer, `[layer][input]`, then of the output head.
@@ -35,7 +42,7 @@ pub(super) enum InputOf {
 pub struct InputSquares(Vec<Vec<f64>>);
 
 impl InputSquares {
-    const PER_LAYER: usize = 4;
+    const PER_LAYER: usize = 5;
 
     /// Without any inputs: all columns count alike.
     pub fn without_inputs() -> Self {
@@ -108,6 +115,7 @@ impl InputSquares {
     fn input_of(name: &str) -> Option<usize> {
         let inputs = [
             ("self_attn.o_proj", InputOf::MixerOut),
+            ("mamba.out_proj", InputOf::MambaOut),
             (".out_proj", InputOf::MixerOut),
             ("mlp.down_proj", InputOf::FfnDown),
             ("mlp.experts.down_proj", InputOf::FfnDown),
@@ -115,6 +123,7 @@ impl InputSquares {
             ("self_attn.", InputOf::Mixer),
             ("linear_attn.", InputOf::Mixer),
             ("conv.in_proj", InputOf::Mixer),
+            ("mamba.in_proj", InputOf::Mixer),
         ];
         let number = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
         let layer: Option<usize> = number.and_then(|(number, _)| number.parse().ok());

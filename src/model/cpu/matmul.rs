@@ -1,6 +1,6 @@
 //! Matrix products over column tiles: selects the kernel of a weight format and orders the loops.
 
-use crate::dims::{EXPERT_BIAS, EXPERTS, HAS_GATE, MLP, MLP_BIAS};
+use crate::dims::{EXPERT_BIAS, EXPERTS, HAS_GATE, MLP, MLP_BIAS, MLP_SCALES};
 use crate::weights::Matrix;
 use files::blocks::BLOCK;
 use files::config::Mlp;
@@ -174,6 +174,28 @@ fn clamped_swiglu(isa: Isa, gates: &mut [[f32; GROUP_ROWS]], ups: &[[f32; GROUP_
     }
 }
 
+/// Applies the model's activation function: `gates = silu(gates) * ups`, or another.
+#[inline(always)]
+fn apply_activation(isa: Isa, gates: &mut [[f32; GROUP_ROWS]], ups: &[[f32; GROUP_ROWS]]) {
+    const GATE: f32 = MLP_SCALES[0] as f32;
+    const OUT: f32 = MLP_SCALES[1] as f32;
+    if GATE != 1.0 {
+        gates.as_flattened_mut().iter_mut().for_each(|x| *x *= GATE);
+    }
+    match MLP {
+        Mlp::SwiGlu => ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
+        Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
+        Mlp::Gelu => ops::gelu(isa, gates.as_flattened_mut()),
+        Mlp::SquaredRelu => {
+            gates.as_flattened_mut().iter_mut().for_each(|x| *x = if *x > 0.0 { *x * *x } else { 0.0 });
+        }
+        Mlp::ClampedSwiGlu => clamped_swiglu(isa, gates, ups),
+    }
+    if OUT != 1.0 {
+        gates.as_flattened_mut().iter_mut().for_each(|x| *x *= OUT);
+    }
+}
+
 /// Rows of gate and up computed together: one block of the activations that `down` reads.
 pub const RUN: usize = 2 * GROUP_ROWS;
 
@@ -235,12 +257,7 @@ fn gate_up_by<const PASS: usize, const OUT: usize, const ROWS: usize, const COLS
                 add_bias(ups, n, &up_bias[piece.start..]);
             }
             // All tokens in one call: the exponentials of a single token are bound by latency.
-            match MLP {
-                Mlp::SwiGlu => ops::silu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
-                Mlp::GeGlu => ops::gelu_mul(isa, gates.as_flattened_mut(), ups.as_flattened()),
-                Mlp::Gelu => ops::gelu(isa, gates.as_flattened_mut()),
-                Mlp::ClampedSwiGlu => clamped_swiglu(isa, gates, ups),
-            }
+            apply_activation(isa, gates, ups);
             for (run, gates) in piece.step_by(RUN).zip(gates.chunks(RUN / GROUP_ROWS * n)) {
                 for (half, gates) in gates.chunks_exact(n).enumerate() {
                     for (row, gates) in rows.iter_mut().zip(gates) {

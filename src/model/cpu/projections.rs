@@ -98,6 +98,9 @@ impl Scratch {
             for (row, head) in row.chunks_exact_mut(Q / HEADS).zip(att.chunks_exact(HEAD_DIM)) {
                 row.copy_from_slice(&head[..Q / HEADS]);
             }
+            if ATTENTION_OUT_SCALE != 1.0 {
+                row.iter_mut().for_each(|x| *x *= ATTENTION_OUT_SCALE as f32);
+            }
             if HAS_ATTENTION_GATE {
                 let mut gate = [0.0; GATE_DIM];
                 gate.copy_from_slice(&qkv[t * QKV + Q_PAD..][..GATE_DIM]);

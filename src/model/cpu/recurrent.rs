@@ -1,8 +1,8 @@
-//! Layers with a recurrent state: gated short convolutions and gated delta nets. Tokens of a run are computed in
+//! Layers with a recurrent state: gated short convolutions and gated delta nets, and what Mamba2 shares with them. Tokens of a run are computed in
 //! ascending order, channels and columns of the state in parallel.
 
 use super::projections::ProjectionPart;
-use super::runs::PassRuns;
+use super::runs::{PassRuns, RunSpan};
 use super::steps::{Scratch, add_projection, task_cols};
 use crate::dims::*;
 use crate::weights::{DeltaNet, Matrix, ShortConv};
@@ -20,11 +20,12 @@ const KEY_HEADS: usize = if HAS_DELTA_NET { DELTA_NET.key_heads } else { 1 };
 const KEY_WIDTH: usize = DELTA_NET.key_dim;
 const VALUE_WIDTH: usize = DELTA_NET.value_dim;
 /// Lengths of chunks, which must not be 0 in models without such layers.
-const KEY_CHUNK: usize = if HAS_DELTA_NET { KEY_WIDTH } else { 1 };
 const VALUE_CHUNK: usize = if HAS_DELTA_NET { VALUE_WIDTH } else { 1 };
 const CHANNELS_CHUNK: usize = if HAS_STATE { CONV_CHANNELS } else { 1 };
-/// Blocks of columns of a delta net's state, and of each of its heads.
-const BLOCKS: usize = DELTA_VALUE_DIM / STATE_COLUMNS;
+const ROWS_CHUNK: usize = if STATE_ROWS > 0 { STATE_ROWS } else { 1 };
+const KEY_CHUNK: usize = if HAS_DELTA_NET { KEY_WIDTH } else { 1 };
+/// Blocks of columns of the state of a delta net or of Mamba2; and of each head of a delta net.
+const BLOCKS: usize = STATE_WIDTH / STATE_COLUMNS;
 const HEAD_BLOCKS: usize = if HAS_DELTA_NET { VALUE_WIDTH / STATE_COLUMNS } else { 1 };
 /// Inputs of a convolution that its state holds.
 const HELD_INPUTS: usize = CONV_TAPS.saturating_sub(1);
@@ -55,7 +56,7 @@ impl Scratch {
             let (b, rest) = tile.row_mut(0).split_at_mut(DIM);
             b.iter_mut().zip(&rest[DIM..]).for_each(|(b, x)| *b *= x);
         });
-        self.convolve_runs(&w.taps, index, seqs, pool, isa);
+        self.convolve_runs((&w.taps, &[]), index, seqs, pool, isa);
         let (mix, conv) = (&self.mix, &self.conv);
         self.mixed.fill_rows::<MIXED>(pool, isa, n, |t, row| {
             let gate = &mix[t * MIX + DIM..][..DIM];
@@ -77,7 +78,9 @@ impl Scratch {
         });
     }
 
-    /// Mixes the tokens by a gated delta net.
+    /// Mixes the tokens by a gated delta net. A key head serves `shared_run` value heads, then the next one, and so on
+    /// round.
+    #[allow(clippy::modulo_one, reason = "many models have no delta net")]
     pub(super) fn mix_by_delta_net(
         &mut self,
         w: &DeltaNet,
@@ -86,26 +89,35 @@ impl Scratch {
         pool: &Pool,
         (isa, n): (Isa, usize),
     ) {
-        self.convolve_runs(&w.taps, index, seqs, pool, isa);
+        self.convolve_runs((&w.taps, &[]), index, seqs, pool, isa);
         pool.run_tiles(&mut self.conv[..n * CONV_CHANNELS], CONV_CHANNELS, (1, CONV_CHANNELS), |mut tile| {
             prepare_heads(isa, tile.row_mut(0));
         });
         pool.run_tiles(&mut self.mix[..n * MIX], MIX, (1, MIX), |mut tile| {
             prepare_factors(isa, &w.decay, tile.row_mut(0));
         });
-        self.update_states(w.shared_run, index, seqs, pool, isa);
-        let (mix, core, run_of) = (&self.mix, &self.core, &self.run_of);
+        let (mix, conv, core, run_of) = (&self.mix, &self.conv, &mut self.core, &self.run_of);
+        update_states((core, run_of), index, seqs, pool, |t, block, state, out| {
+            let (factors, row) = (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
+            let head = block / HEAD_BLOCKS;
+            let of_key = head / w.shared_run % KEY_HEADS * KEY_WIDTH;
+            let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
+            let update = DeltaUpdate {
+                query: &row[of_key..][..KEY_WIDTH],
+                key: &row[DELTA_KEY_DIM + of_key..][..KEY_WIDTH],
+                value: values.first_chunk().expect("invariant: whole blocks"),
+                decay: factors[MIX_DECAY_AT + head],
+                beta: factors[MIX_BETA_AT + head],
+            };
+            delta_step(isa, state, update, out);
+        });
+        let core = &*core;
         self.mixed.fill_rows::<MIXED>(pool, isa, n, |t, row| {
             let span = seqs.read_run(run_of[t] as usize).span;
             row.copy_from_slice(&mix[t * MIX + MIX_GATE_AT..][..DELTA_VALUE_DIM]);
-            let core = &core[span.first * DELTA_VALUE_DIM..];
             for (head, gate) in row.chunks_exact_mut(VALUE_CHUNK).enumerate() {
                 let (mut out, mut normed) = ([0.0; VALUE_WIDTH], [0.0; VALUE_WIDTH]);
-                for (i, out) in out.chunks_exact_mut(STATE_COLUMNS).enumerate() {
-                    let block = head * HEAD_BLOCKS + i;
-                    let at = (block * span.tokens + t - span.first) * STATE_COLUMNS;
-                    out.copy_from_slice(&core[at..at + STATE_COLUMNS]);
-                }
+                core_of_token(core, span, t, head * VALUE_WIDTH, &mut out);
                 ops::rms_norm(isa, &out, &w.norm, NORM_EPS as f32, &mut normed);
                 ops::silu_mul(isa, gate, &normed);
             }
@@ -124,9 +136,18 @@ impl Scratch {
         add_projection(to, (w, &[]), self.mixed.as_input::<MIXED>(isa, n), pool, isa);
     }
 
-    /// Convolves the first [`CONV_CHANNELS`] columns of `mix` into `conv`, and keeps the last inputs in the states.
-    fn convolve_runs(&mut self, taps: &[f32], index: usize, seqs: &PassRuns<'_>, pool: &Pool, isa: Isa) {
+    /// Convolves [`CONV_CHANNELS`] columns of `mix` into `conv`, by taps and a bias that may be empty, and keeps the last
+    /// inputs in the states.
+    pub(super) fn convolve_runs(
+        &mut self,
+        (taps, bias): (&[f32], &[f32]),
+        index: usize,
+        seqs: &PassRuns<'_>,
+        pool: &Pool,
+        isa: Isa,
+    ) {
         let (mix, conv) = (&self.mix, &mut self.conv);
+        let own_inputs = |t: usize| &mix[t * MIX + CONV_AT..][..CONV_CHANNELS];
         for run in 0..seqs.len() {
             let mut seq = seqs.write_run(run);
             let (first, tokens) = (seq.span.first, seq.span.tokens);
@@ -135,7 +156,7 @@ impl Scratch {
             // Inputs of token `t`, oldest first: those of the state, then the run's own.
             let input =
                 |t: usize, tap: usize, channels: Range<usize>| match (t + tap).checked_sub(HELD_INPUTS) {
-                    Some(own) => &mix[(first + own) * MIX..][channels],
+                    Some(own) => &own_inputs(first + own)[channels],
                     None => &held[(t + tap) * CONV_CHANNELS..][channels],
                 };
             let out = &mut conv[first * CONV_CHANNELS..][..tokens * CONV_CHANNELS];
@@ -143,10 +164,11 @@ impl Scratch {
                 let channels = tile.col..tile.col + tile.cols;
                 let taps: [&[f32]; CONV_TAPS] =
                     std::array::from_fn(|tap| &taps[tap * CONV_CHANNELS..][channels.clone()]);
+                let bias = bias.get(channels.clone()).unwrap_or_default();
                 for t in 0..tokens {
                     let inputs: [&[f32]; CONV_TAPS] =
                         std::array::from_fn(|tap| input(t, tap, channels.clone()));
-                    convolve_token(isa, &inputs, &taps, tile.row_mut(t));
+                    convolve_token(isa, &inputs, &taps, bias, tile.row_mut(t));
                 }
             });
             if tokens > 1
@@ -154,83 +176,85 @@ impl Scratch {
             {
                 let (kept, last) = first_state.split_at_mut(older);
                 kept.copy_from_slice(&held[CONV_CHANNELS..]);
-                last.copy_from_slice(&mix[first * MIX..][..CONV_CHANNELS]);
+                last.copy_from_slice(own_inputs(first));
             }
             let shifted = HELD_INPUTS.saturating_sub(tokens);
             let replaced = HELD_INPUTS - shifted;
             state.copy_within(replaced * CONV_CHANNELS.., 0);
             let rows = state.chunks_exact_mut(CHANNELS_CHUNK).skip(shifted);
             for (row, own) in rows.zip(tokens - replaced..) {
-                row.copy_from_slice(&mix[(first + own) * MIX..][..CONV_CHANNELS]);
+                row.copy_from_slice(own_inputs(first + own));
             }
-        }
-    }
-
-    /// Updates the states of delta nets and writes their outputs to `core`: `[block][token][16]` of each run.
-    /// A key head serves `shared_run` value heads, then the next one, and so on round.
-    #[allow(clippy::modulo_one, reason = "many models have no delta net")]
-    fn update_states(&mut self, shared_run: usize, index: usize, seqs: &PassRuns<'_>, pool: &Pool, isa: Isa) {
-        let (mix, conv, core, run_of) = (&self.mix, &self.conv, &mut self.core, &self.run_of);
-        let update =
-            |[state, first_state]: [&mut [f32]; 2], block: usize, tokens: Range<usize>, core: &mut [f32]| {
-                let head = block / HEAD_BLOCKS;
-                let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
-                for (t, out) in tokens.clone().zip(outs) {
-                    let (factors, row) =
-                        (&mix[t * MIX..][..MIX], &conv[t * CONV_CHANNELS..][..CONV_CHANNELS]);
-                    let of_key = head / shared_run % KEY_HEADS * KEY_WIDTH;
-                    let values = &row[2 * DELTA_KEY_DIM + block * STATE_COLUMNS..];
-                    let update = DeltaUpdate {
-                        query: &row[of_key..][..KEY_WIDTH],
-                        key: &row[DELTA_KEY_DIM + of_key..][..KEY_WIDTH],
-                        value: values.first_chunk().expect("invariant: whole blocks"),
-                        decay: factors[MIX_DECAY_AT + head],
-                        beta: factors[MIX_BETA_AT + head],
-                    };
-                    delta_step(isa, state, update, out);
-                    if t == tokens.start && tokens.len() > 1 {
-                        first_state.copy_from_slice(state);
-                    }
-                }
-            };
-        for run in (0..seqs.len()).filter(|&run| seqs.uses_all_threads(run)) {
-            let mut seq = seqs.write_run(run);
-            let (first, tokens) = (seq.span.first, seq.span.tokens);
-            let core = &mut core[first * DELTA_VALUE_DIM..][..tokens * DELTA_VALUE_DIM];
-            let mut states = state_blocks(seq.rows.layer_states_mut(index));
-            let mut cores = core.chunks_exact_mut(tokens * STATE_COLUMNS);
-            let blocks: [Mutex<_>; BLOCKS] = std::array::from_fn(|_| {
-                Mutex::new(states.next().zip(cores.next()).expect("invariant: whole blocks"))
-            });
-            pool.run(BLOCKS, &|block| {
-                let mut all = blocks[block].lock().expect("invariant: no job panics");
-                let ([state, first_state], core) = &mut *all;
-                update([state, first_state], block, first..first + tokens, core);
-            });
-        }
-        if (0..seqs.len()).any(|run| !seqs.uses_all_threads(run)) {
-            let all = &mut core[..run_of.len() * DELTA_VALUE_DIM];
-            pool.run_tiles(all, DELTA_VALUE_DIM, (1, DELTA_VALUE_DIM), |mut tile| {
-                let (t, run) = (tile.row, run_of[tile.row] as usize);
-                if seqs.uses_all_threads(run) {
-                    return;
-                }
-                let mut seq = seqs.write_run(run);
-                let cores = tile.row_mut(0).chunks_exact_mut(STATE_COLUMNS);
-                let states = state_blocks(seq.rows.layer_states_mut(index));
-                states
-                    .zip(cores)
-                    .enumerate()
-                    .for_each(|(block, (states, core))| update(states, block, t..t + 1, core));
-            });
         }
     }
 }
 
-/// The blocks of a layer's matrices, `[key_dim][16]` each, of two states.
+/// Updates the matrices of a layer's states by `step(token, block of columns, state, output)`, and writes the outputs to
+/// `core`: `[block][token][16]` of each run. `run_of` is the run of each token.
+pub(super) fn update_states(
+    (core, run_of): (&mut [f32], &[u32]),
+    index: usize,
+    seqs: &PassRuns<'_>,
+    pool: &Pool,
+    step: impl Fn(usize, usize, &mut [f32], &mut [f32; STATE_COLUMNS]) + Sync,
+) {
+    let update =
+        |[state, first_state]: [&mut [f32]; 2], block: usize, tokens: Range<usize>, core: &mut [f32]| {
+            let (outs, _) = core.as_chunks_mut::<STATE_COLUMNS>();
+            for (t, out) in tokens.clone().zip(outs) {
+                step(t, block, state, out);
+                if t == tokens.start && tokens.len() > 1 {
+                    first_state.copy_from_slice(state);
+                }
+            }
+        };
+    for run in (0..seqs.len()).filter(|&run| seqs.uses_all_threads(run)) {
+        let mut seq = seqs.write_run(run);
+        let (first, tokens) = (seq.span.first, seq.span.tokens);
+        let core = &mut core[first * STATE_WIDTH..][..tokens * STATE_WIDTH];
+        let mut states = state_blocks(seq.rows.layer_states_mut(index));
+        let mut cores = core.chunks_exact_mut(tokens * STATE_COLUMNS);
+        let blocks: [Mutex<_>; BLOCKS] = std::array::from_fn(|_| {
+            Mutex::new(states.next().zip(cores.next()).expect("invariant: whole blocks"))
+        });
+        pool.run(BLOCKS, &|block| {
+            let mut all = blocks[block].lock().expect("invariant: no job panics");
+            let ([state, first_state], core) = &mut *all;
+            update([state, first_state], block, first..first + tokens, core);
+        });
+    }
+    if (0..seqs.len()).any(|run| !seqs.uses_all_threads(run)) {
+        let all = &mut core[..run_of.len() * STATE_WIDTH];
+        pool.run_tiles(all, STATE_WIDTH, (1, STATE_WIDTH), |mut tile| {
+            let (t, run) = (tile.row, run_of[tile.row] as usize);
+            if seqs.uses_all_threads(run) {
+                return;
+            }
+            let mut seq = seqs.write_run(run);
+            let cores = tile.row_mut(0).chunks_exact_mut(STATE_COLUMNS);
+            let states = state_blocks(seq.rows.layer_states_mut(index));
+            states
+                .zip(cores)
+                .enumerate()
+                .for_each(|(block, (states, core))| update(states, block, t..t + 1, core));
+        });
+    }
+}
+
+/// Copies the columns of `core` from `column` on, of token `t` of a run, to `out`: whole blocks.
+pub(super) fn core_of_token(core: &[f32], span: RunSpan, t: usize, column: usize, out: &mut [f32]) {
+    let core = &core[span.first * STATE_WIDTH..];
+    for (i, out) in out.chunks_exact_mut(STATE_COLUMNS).enumerate() {
+        let block = column / STATE_COLUMNS + i;
+        let at = (block * span.tokens + t - span.first) * STATE_COLUMNS;
+        out.copy_from_slice(&core[at..at + STATE_COLUMNS]);
+    }
+}
+
+/// The blocks of a layer's matrices, `[STATE_ROWS][16]` each, of two states.
 fn state_blocks(states: [&mut [f32]; 2]) -> impl Iterator<Item = [&mut [f32]; 2]> {
     let [current, first] =
-        states.map(|state| state[CONV_STATE..].chunks_exact_mut(KEY_CHUNK * STATE_COLUMNS));
+        states.map(|state| state[CONV_STATE..].chunks_exact_mut(ROWS_CHUNK * STATE_COLUMNS));
     current.zip(first).map(|(current, first)| [current, first])
 }
 

@@ -56,7 +56,7 @@ pub(super) struct Scratch {
     pub(super) mix: Vec<f32>,
     /// Output of its convolution: `[token][CONV_CHANNELS]`
     pub(super) conv: Vec<f32>,
-    /// Output of a delta net's states: `[block][token][16]` of each run
+    /// Output of the matrices of a delta net or Mamba2: `[block][token][16]` of each run
     pub(super) core: Vec<f32>,
     /// Output of the mixer before its projection.
     pub(super) mixed: Activations,
@@ -112,7 +112,7 @@ pub fn scratch_bytes(capacity: usize, max_tokens: usize) -> usize {
     };
     let acts = |w| acts_of(max_tokens, w);
     let post = if POST_NORMS { DIM } else { 0 };
-    let recurrent = MIX + CONV_CHANNELS + DELTA_VALUE_DIM;
+    let recurrent = MIX + CONV_CHANNELS + STATE_WIDTH;
     let per_layer = PER_LAYER_ROW + PER_LAYER_DIM;
     let floats = max_tokens * 4 * (DIM + post + QKV + Q_DIM + 2 * ANGLES + recurrent + per_layer);
     let lists = max_tokens * (size_of::<u32>() + size_of::<usize>());
@@ -136,7 +136,7 @@ pub const fn notes_bytes(max_tokens: usize) -> usize {
 /// Stack bytes that a thread touches: tiles of attention, of the widest row, and room for calls.
 pub const fn thread_bytes() -> u64 {
     let attention = MAX_QUERIES * (4 * HEAD_DIM + 2 * size_of::<Partial<HEAD_DIM>>());
-    (attention + 4 * (MAX_FFN_DIM + DIM + Q_DIM + PER_LAYER_ROW) + (256 << 10)) as u64
+    (attention + 4 * (MAX_FFN_DIM + DIM + Q_DIM + PER_LAYER_ROW + 2 * MAMBA_DIM) + (256 << 10)) as u64
 }
 
 /// Activation forms that matrices read of the normed residual, of attention's output, of a recurrent layer's, of the
@@ -160,12 +160,13 @@ fn list_forms(weights: &Weights) -> [ActivationForms; 7] {
         activation_forms(weights, |layer| match &layer.mixer {
             Mixer::ShortConv(w) => w.w_out.activation_forms(),
             Mixer::DeltaNet(w) => w.w_out.activation_forms(),
-            _ => ActivationForms::default(),
+            _ => forms_of(layer.mamba.as_ref().map(|w| &w.w_out)),
         }),
         activation_forms(weights, |layer| match &layer.ffn {
             Ffn::Usual(w) => w.down.activation_forms(),
             Ffn::Wide(w) => w.down.activation_forms(),
             Ffn::Experts(w) => forms_of(w.shared.as_ref().map(|(w, _)| &w.down)),
+            Ffn::None => ActivationForms::default(),
         }),
         activation_forms(weights, |layer| forms_of(layer.per_layer.as_ref().map(|w| &w.out))),
         of_experts(MixtureOfExperts::gate_up_forms),
@@ -203,7 +204,7 @@ impl Scratch {
             att_in: Activations::new(isa, max_tokens, Q_DIM, of_att)?,
             mix: try_vec(max_tokens * MIX, 0.0)?,
             conv: try_vec(max_tokens * CONV_CHANNELS, 0.0)?,
-            core: try_vec(max_tokens * DELTA_VALUE_DIM, 0.0)?,
+            core: try_vec(max_tokens * STATE_WIDTH, 0.0)?,
             mixed: Activations::new(isa, max_tokens, MIXED, of_mixed)?,
             ffn: Activations::new(isa, max_tokens, MAX_FFN_DIM, of_ffn)?,
             experts: ExpertScratch::new(isa, max_tokens, of_experts)?,
@@ -283,6 +284,7 @@ impl Scratch {
             Ffn::Wide(w) => self.compute_gate_up(w, pool, isa, n),
             Ffn::Experts(w) if HAS_EXPERTS => self.compute_experts(w, pool, isa, n),
             Ffn::Experts(_) => unreachable!("invariant: the model has no experts"),
+            Ffn::None => {}
         }
     }
 
@@ -322,6 +324,7 @@ impl Scratch {
             Ffn::Wide(w) => self.project_ffn(w, pool, isa, n),
             Ffn::Experts(w) if HAS_EXPERTS => self.project_experts(w, pool, isa, n),
             Ffn::Experts(_) => unreachable!("invariant: the model has no experts"),
+            Ffn::None => {}
         }
         self.post_norm(&layer.ffn_post_norm, if HAS_PER_LAYER { 1.0 } else { layer.scalar }, pool, isa, n);
     }
@@ -331,10 +334,14 @@ impl Scratch {
         add_projection(to, (&w.down, &w.down_bias), self.ffn.as_input::<W>(isa, n), pool, isa);
     }
 
-    /// Norms the residual of the first `n` tokens into `h`; copies it if the model has no norms there.
+    /// Norms the residual of the first `n` tokens into `h`; copies it if the model has no norms there. Does nothing for
+    /// a part that the layer lacks.
     pub(super) fn norm_tokens(&mut self, w: &[f32], pool: &Pool, isa: Isa, n: usize) {
         if !PRE_NORMS {
             return self.copy_tokens(pool, isa, n);
+        }
+        if ONE_PART_LAYERS && w.is_empty() {
+            return;
         }
         let x = &self.x;
         self.h.fill_rows::<DIM>(pool, isa, n, |t, h| norm_row(isa, &x[t * DIM..][..DIM], w, h));

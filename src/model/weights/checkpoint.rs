@@ -234,6 +234,11 @@ fn check_shape(spec: &TensorSpec, (file, name): (&Path, &str), found: &[usize], 
         _ if spec.is_expert() => vec![EXPERTS.count, rows / EXPERTS.count, spec.cols],
         _ => vec![rows, spec.cols],
     };
+    // By heads or groups in a GGUF file.
+    let of_heads = spec.role == TensorRole::Vector && is_gguf(file) && spec.name.contains(".mamba.");
+    if of_heads && !spec.is_conv() && found.iter().product::<usize>() == rows {
+        return Ok(());
+    }
     // `[channels][1][taps]`, in a GGUF file without the 1.
     let conv =
         spec.is_conv() && [&[CONV_CHANNELS, 1, CONV_TAPS][..], &[CONV_CHANNELS, CONV_TAPS]].contains(&found);
@@ -252,10 +257,12 @@ fn check_same_shape(
     Err(Error::model(file, format!("tensor {name} has shape {found:?}; {config} it {want:?}")))
 }
 
-/// Names that a file may have for a checkpoint's tensor: with or without the prefix that some families' files have, and
-/// another one of the gate in LFM3's files.
+/// Names that a file may have for a checkpoint's tensor: with or without the prefix that some families' files have,
+/// another one of the gate in LFM3's files, and that of a tensor for two.
 pub(super) fn names_in_files(name: &str) -> impl Iterator<Item = String> {
-    let plain = [name.to_owned(), name.replace("self_attn.gate_proj", "self_attn.g_proj")];
+    let fused =
+        ARCH.family().fused_names.iter().fold(name.to_owned(), |name, (from, to)| name.replace(from, to));
+    let plain = [name.to_owned(), name.replace("self_attn.gate_proj", "self_attn.g_proj"), fused];
     plain.into_iter().flat_map(|name| {
         let replace =
             |(prefix, replaced): &(&str, &str)| Some(format!("{prefix}{}", name.strip_prefix(replaced)?));
@@ -300,7 +307,19 @@ fn find_required<'a>(source: &'a Safetensors, name: &str) -> Result<&'a Tensor> 
     find_by_name(source, name).map_or_else(|| source.get_required(name), Ok)
 }
 
+/// Place of a gate or up, of which a family with [fused names](files::config::Family::fused_names) stores both as one.
+fn place_in_fused(spec: &TensorSpec) -> Option<CheckpointPlace> {
+    let halves = [("gate_proj", 0), ("up_proj", spec.rows)];
+    let is_fused = !ARCH.family().fused_names.is_empty() && !spec.is_expert();
+    let (_, first) = halves.into_iter().find(|(part, _)| is_fused && spec.name.contains(part))?;
+    Some(CheckpointPlace { first, of: 2 * spec.rows, ..spec.stored.clone() })
+}
+
 fn of_source(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
+    let spec = &match place_in_fused(spec) {
+        Some(stored) => TensorSpec { stored, ..spec.clone() },
+        None => spec.clone(),
+    };
     let CheckpointPlace { name, .. } = &spec.stored;
     if let Some(quantised) = find_quantised(source, spec, name)? {
         return Ok(quantised);

@@ -2,8 +2,9 @@
 
 use super::spec::{
     ATTENTION_GATE_NAME, ATTN_POST_NORM, CHOICE_BIAS, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM,
-    FFN_NORM, FFN_POST_NORM, LAYER_SCALAR, PER_LAYER_GATE, PER_LAYER_OUT, PER_LAYER_POST_NORM, ROUTER,
-    ROUTER_BIAS, SHARED_EXPERT_GATE, SHORT_CONV, SINKS,
+    FFN_NORM, FFN_POST_NORM, LAYER_SCALAR, MAMBA_BIAS, MAMBA_CONV, MAMBA_CONV_BIAS, MAMBA_DECAY, MAMBA_NORM,
+    MAMBA_SKIP, PER_LAYER_GATE, PER_LAYER_OUT, PER_LAYER_POST_NORM, ROUTER, ROUTER_BIAS, SHARED_EXPERT_GATE,
+    SHORT_CONV, SINKS,
 };
 use super::storage::LoadedModel;
 use super::{ActivationForms, Matrix, take_matrix, take_norm, take_vector};
@@ -20,6 +21,8 @@ use files::mapped::MappedSlice;
 pub struct Layer {
     pub attn_norm: Vec<f32>,
     pub mixer: Mixer,
+    /// Mamba2, in place of another mixer or beside it.
+    pub mamba: Option<Mamba>,
     pub attn_post_norm: Vec<f32>,
     pub ffn_norm: Vec<f32>,
     pub ffn: Ffn,
@@ -41,6 +44,8 @@ pub enum Mixer {
     ShortConv(ShortConv),
     /// A gated delta net.
     DeltaNet(DeltaNet),
+    /// None, or only Mamba2: see [`Layer::mamba`].
+    None,
 }
 
 /// The second half of a layer.
@@ -52,6 +57,8 @@ pub enum Ffn {
     Wide(FeedForward<SHARED_FFN_DIM>),
     /// A mixture of experts.
     Experts(MixtureOfExperts),
+    /// None: the layer is only a mixer.
+    None,
 }
 
 /// Weights of a mixture of experts. A matrix has the rows of all experts, one expert after another.
@@ -74,8 +81,8 @@ pub struct MixtureOfExperts {
     pub down: Matrix<EXPERT_DOWN_ROWS, { EXPERTS.dim }>,
     #[allow(missing_docs, reason = "see `gate_bias`")]
     pub down_bias: Vec<f32>,
-    /// The feed-forward of all tokens, and the matrix of its gate, if the model has one.
-    pub shared: Option<(FeedForward<{ EXPERTS.shared_dim }>, Matrix<1, DIM>)>,
+    /// The feed-forward of all tokens, and the matrix of its gate, if the model has them.
+    pub shared: Option<(FeedForward<{ EXPERTS.shared_dim }>, Option<Matrix<1, DIM>>)>,
 }
 
 /// Weights of a feed-forward of `W` columns.
@@ -170,6 +177,25 @@ pub struct DeltaNet {
     pub shared_run: usize,
 }
 
+/// Weights of Mamba2.
+pub struct Mamba {
+    /// Gate of the output, `x`, `B`, `C` and time steps.
+    pub w_in: Matrix<MAMBA_ROWS, DIM>,
+    /// `[CONV_TAPS][CONV_CHANNELS]`, oldest first.
+    pub taps: Vec<f32>,
+    /// Bias of the convolution; empty without.
+    pub conv_bias: Vec<f32>,
+    /// Bias of each head's time steps.
+    pub bias: Vec<f32>,
+    /// Factor of each head's decay, negative.
+    pub decay: Vec<f32>,
+    /// Factor of each head's `x` that is added to its output.
+    pub skip: Vec<f32>,
+    /// Norm of the output; empty without.
+    pub norm: Vec<f32>,
+    pub w_out: Matrix<DIM, MAMBA_DIM>,
+}
+
 impl Layer {
     /// Forms of the normed residual that its matrices read.
     pub fn normed_forms(&self) -> ActivationForms {
@@ -181,11 +207,13 @@ impl Layer {
                 let gates = w.z.activation_forms() | w.b.activation_forms() | w.a.activation_forms();
                 w.qkv.activation_forms() | gates
             }
-        };
+            Mixer::None => ActivationForms::default(),
+        } | forms_of(self.mamba.as_ref().map(|w| &w.w_in));
         let ffn = match &self.ffn {
             Ffn::Usual(w) => w.normed_forms(),
             Ffn::Wide(w) => w.normed_forms(),
             Ffn::Experts(w) => w.normed_forms(),
+            Ffn::None => ActivationForms::default(),
         };
         mixer | ffn | forms_of(self.per_layer.as_ref().map(|w| &w.gate))
     }
@@ -203,7 +231,7 @@ impl Layer {
     ///
     /// # Panics
     ///
-    /// If it is a recurrent layer.
+    /// If it has no attention.
     pub fn qk_norms(&self) -> [&[f32]; 2] {
         match &self.mixer {
             Mixer::Attention(w) => [&w.q_norm, &w.k_norm],
@@ -222,7 +250,7 @@ impl<const Q: usize, const KV: usize> Attention<Q, KV> {
 
 impl MixtureOfExperts {
     fn normed_forms(&self) -> ActivationForms {
-        let shared = self.shared.as_ref().map(|(w, gate)| w.normed_forms() | gate.activation_forms());
+        let shared = self.shared.as_ref().map(|(w, gate)| w.normed_forms() | forms_of(gate.as_ref()));
         self.router.activation_forms() | self.gate_up_forms() | shared.unwrap_or_default()
     }
 
@@ -247,9 +275,11 @@ pub(crate) fn forms_of<const ROWS: usize, const COLS: usize>(
 
 /// Takes a layer like layer `like`, whose names `at` completes.
 pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like: usize) -> Result<Layer> {
-    let pre_norm = |name: &str| if PRE_NORMS { take_norm(model, &at(name)) } else { Ok(Vec::new()) };
+    let pre_norm = |name: &str, is_there| {
+        if PRE_NORMS && is_there { take_norm(model, &at(name)) } else { Ok(Vec::new()) }
+    };
     Ok(Layer {
-        attn_norm: pre_norm("input_layernorm")?,
+        attn_norm: pre_norm("input_layernorm", has_mixer(like))?,
         mixer: match LAYER_KINDS[like] {
             LayerKind::ShortConv => Mixer::ShortConv(ShortConv {
                 w_in: take_matrix(model, &at("conv.in_proj.weight"))?,
@@ -269,11 +299,14 @@ pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like:
                 shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
             }),
             LayerKind::SlidingWindow if HAS_LOCAL_HEADS => Mixer::LocalAttention(take_attention(model, at)?),
+            LayerKind::Mamba | LayerKind::FeedForward => Mixer::None,
             _ => Mixer::Attention(take_attention(model, at)?),
         },
+        mamba: LAYER_KINDS[like].has_mamba().then(|| take_mamba(model, at)).transpose()?,
         attn_post_norm: if POST_NORMS { take_norm(model, &at(ATTN_POST_NORM))? } else { Vec::new() },
-        ffn_norm: pre_norm(FFN_NORM)?,
+        ffn_norm: pre_norm(FFN_NORM, has_ffn(like))?,
         ffn: match ffn_dim(like) {
+            _ if !has_ffn(like) => Ffn::None,
             _ if has_experts(like) => Ffn::Experts(take_experts(model, at)?),
             FFN_DIM => Ffn::Usual(take_feed_forward(model, &|part| at(&format!("mlp.{part}")))?),
             _ => Ffn::Wide(take_feed_forward(model, &|part| at(&format!("mlp.{part}")))?),
@@ -291,7 +324,8 @@ pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like:
 fn take_experts(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<MixtureOfExperts> {
     let shared = || {
         let w = take_feed_forward(model, &|part| at(&format!("mlp.shared_expert.{part}")))?;
-        Ok((w, take_matrix(model, &at(SHARED_EXPERT_GATE))?))
+        let gate = HAS_SHARED_EXPERT_GATE.then(|| take_matrix(model, &at(SHARED_EXPERT_GATE)));
+        Ok((w, gate.transpose()?))
     };
     Ok(MixtureOfExperts {
         router: take_matrix(model, &at(ROUTER))?,
@@ -317,6 +351,19 @@ fn take_feed_forward<const W: usize>(
         up_bias: take_vector(model, &at("up_proj.bias"))?,
         down: take_matrix(model, &at("down_proj.weight"))?,
         down_bias: take_vector(model, &at("down_proj.bias"))?,
+    })
+}
+
+fn take_mamba(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Mamba> {
+    Ok(Mamba {
+        w_in: take_matrix(model, &at("mamba.in_proj.weight"))?,
+        taps: take_vector(model, &at(MAMBA_CONV))?,
+        conv_bias: take_vector(model, &at(MAMBA_CONV_BIAS))?,
+        bias: take_vector(model, &at(MAMBA_BIAS))?,
+        decay: take_vector(model, &at(MAMBA_DECAY))?,
+        skip: take_vector(model, &at(MAMBA_SKIP))?,
+        norm: take_vector(model, &at(MAMBA_NORM))?,
+        w_out: take_matrix(model, &at("mamba.out_proj.weight"))?,
     })
 }
 

@@ -3,7 +3,7 @@
 use super::storage::choose_more_bits;
 use crate::dims::*;
 use files::blocks::BLOCK;
-use files::config::{Arch, LayerKind, QkNorm, Router};
+use files::config::{Arch, LayerKind, MambaNorm, QkNorm, Router};
 use files::source::gguf::names::RowOrder;
 
 /// Use of a tensor, which decides how it is stored.
@@ -101,7 +101,9 @@ impl TensorSpec {
         let norm = self.name.ends_with("norm.weight") && !self.name.ends_with(DELTA_NORM);
         match self.role {
             TensorRole::Vector if norm && ARCH.family().norms_add_one => ValueMap::AddOne,
-            TensorRole::Vector if self.name.ends_with(DELTA_DECAY) => ValueMap::NegateExp,
+            TensorRole::Vector if self.name.ends_with(DELTA_DECAY) || self.name.ends_with(MAMBA_DECAY) => {
+                ValueMap::NegateExp
+            }
             _ => ValueMap::Unchanged,
         }
     }
@@ -161,23 +163,24 @@ fn put_norm(put: PutTensor<'_>, name: String) {
 
 /// Adds the tensors of a layer like layer `like`, whose names `at` completes.
 pub(super) fn put_layer(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, like: usize) {
-    if PRE_NORMS {
+    if PRE_NORMS && has_mixer(like) {
         put_norm(put, at("input_layernorm"));
+    }
+    if LAYER_KINDS[like].is_attention() {
+        put_attention(put, at, like);
     }
     if is_recurrent(like) {
         put_recurrent(put, at, LAYER_KINDS[like]);
-    } else {
-        put_attention(put, at, like);
     }
     if POST_NORMS {
         put_norm(put, at(ATTN_POST_NORM));
     }
-    if PRE_NORMS {
+    if PRE_NORMS && has_ffn(like) {
         put_norm(put, at(FFN_NORM));
     }
     if has_experts(like) {
         put_experts(put, at);
-    } else {
+    } else if has_ffn(like) {
         put_feed_forward(put, &|part| at(&format!("mlp.{part}")), ffn_dim(like));
     }
     if POST_NORMS {
@@ -248,8 +251,10 @@ fn put_experts(put: PutTensor<'_>, at: &dyn Fn(&str) -> String) {
             put(at(&format!("mlp.experts.{part}_proj.bias")), (1, rows), Vector);
         }
     }
-    if HAS_SHARED_EXPERT {
+    if HAS_SHARED_EXPERT_GATE {
         put(at(SHARED_EXPERT_GATE), (1, DIM), Matrix);
+    }
+    if HAS_SHARED_EXPERT {
         put_feed_forward(put, &|part| at(&format!("mlp.shared_expert.{part}")), EXPERTS.shared_dim);
     }
 }
@@ -270,13 +275,28 @@ fn put_feed_forward(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, width: usiz
     }
 }
 
-/// Adds the tensors of a short convolution or a delta net.
+/// Adds the tensors of a short convolution, a delta net or Mamba2.
 fn put_recurrent(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, kind: LayerKind) {
     use TensorRole::{Matrix, Vector};
     if kind == LayerKind::ShortConv {
         put(at("conv.in_proj.weight"), (3 * DIM, DIM), Matrix);
         put(at(SHORT_CONV), (1, CONV_TAPS * CONV_CHANNELS), Vector);
         put(at("conv.out_proj.weight"), (DIM, DIM), Matrix);
+        return;
+    }
+    if kind.has_mamba() {
+        put(at("mamba.in_proj.weight"), (MAMBA_ROWS, DIM), Matrix);
+        put(at(MAMBA_CONV), (1, CONV_TAPS * CONV_CHANNELS), Vector);
+        if MAMBA.conv_bias {
+            put(at(MAMBA_CONV_BIAS), (1, CONV_CHANNELS), Vector);
+        }
+        for name in [MAMBA_BIAS, MAMBA_DECAY, MAMBA_SKIP] {
+            put(at(name), (1, MAMBA.heads), Vector);
+        }
+        if MAMBA.norm != MambaNorm::None {
+            put(at(MAMBA_NORM), (1, MAMBA_DIM), Vector);
+        }
+        put(at("mamba.out_proj.weight"), (DIM, MAMBA_DIM), Matrix);
         return;
     }
     let heads = DELTA_NET.value_heads;
@@ -330,7 +350,8 @@ pub(super) fn checkpoint_place(name: &str, rows: usize) -> CheckpointPlace {
         }
         _ => {
             let is_rotated = name.contains("self_attn.q_proj") || name.contains("self_attn.k_proj");
-            let order = if name.ends_with(SHORT_CONV) || name.ends_with(DELTA_CONV) {
+            let is_conv = [SHORT_CONV, DELTA_CONV, MAMBA_CONV].iter().any(|end| name.ends_with(end));
+            let order = if is_conv {
                 RowOrder::Transposed { cols: CONV_TAPS, rows: CONV_CHANNELS }
             } else if family.interleaved_rope && is_rotated {
                 RowOrder::Interleaved { head_dim: HEAD_DIM }
@@ -375,3 +396,12 @@ pub(super) const DELTA_BIAS: &str = "linear_attn.dt_bias";
 /// Negative decay of each head; its logarithm in a checkpoint.
 pub(super) const DELTA_DECAY: &str = "linear_attn.A_log";
 pub(super) const DELTA_NORM: &str = "linear_attn.norm.weight";
+pub(super) const MAMBA_CONV: &str = "mamba.conv1d.weight";
+pub(super) const MAMBA_CONV_BIAS: &str = "mamba.conv1d.bias";
+/// Bias of each head's time steps.
+pub(super) const MAMBA_BIAS: &str = "mamba.dt_bias";
+/// Negative decay of each head; its logarithm in a checkpoint.
+pub(super) const MAMBA_DECAY: &str = "mamba.A_log";
+/// Factor of each head's input that is added to its output.
+pub(super) const MAMBA_SKIP: &str = "mamba.D";
+pub(super) const MAMBA_NORM: &str = "mamba.norm.weight";

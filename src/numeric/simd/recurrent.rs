@@ -1,4 +1,4 @@
-//! Steps of layers that remember: causal convolutions and gated delta nets. A state is updated token by token, so its
+//! Steps of layers that remember: causal convolutions, gated delta nets and Mamba2. A state is updated token by token, so its
 //! bits do not depend on where a prompt was cut.
 
 #![allow(clippy::missing_safety_doc, reason = "the contract is that of Lanes")]
@@ -7,7 +7,7 @@ use super::lanes::Lanes;
 use super::ops::{exp_lanes, load, sixteens, store};
 use super::{Isa, dispatch};
 
-/// Columns of a delta net's state that lie together.
+/// Columns of the state of a delta net, or of Mamba2, that lie together.
 pub const STATE_COLUMNS: usize = 16;
 
 /// `x[i] = 1 / (1 + e^(-x[i]))`.
@@ -44,16 +44,17 @@ pub fn apply_softplus(isa: Isa, x: &mut [f32]) {
     dispatch!(isa, body::<L>(x: &mut [f32]))
 }
 
-/// A token of a causal convolution: `out[c] = sum over j of inputs[j][c] * taps[j][c]`, `j` ascending by fma.
+/// A token of a causal convolution: `out[c] = bias[c] + sum over j of inputs[j][c] * taps[j][c]`, `j` ascending by fma.
+/// `bias` may be empty.
 ///
 /// # Panics
 ///
 /// The numbers of inputs and taps differ, or a slice is shorter than `out`.
-pub fn convolve_token(isa: Isa, inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f32]) {
+pub fn convolve_token(isa: Isa, inputs: &[&[f32]], taps: &[&[f32]], bias: &[f32], out: &mut [f32]) {
     #[inline(always)]
-    unsafe fn body<L: Lanes>(inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f32]) {
+    unsafe fn body<L: Lanes>(inputs: &[&[f32]], taps: &[&[f32]], bias: &[f32], out: &mut [f32]) {
         sixteens!(out.len(), |i, part| {
-            let mut sum = L::splat(0.0);
+            let mut sum = if bias.is_empty() { L::splat(0.0) } else { load(bias, i, part) };
             for (input, taps) in inputs.iter().zip(taps) {
                 sum = load::<L>(input, i, part).fma(load(taps, i, part), sum);
             }
@@ -62,7 +63,8 @@ pub fn convolve_token(isa: Isa, inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f
     }
     assert!(inputs.len() == taps.len());
     assert!(inputs.iter().chain(taps).all(|row| row.len() >= out.len()));
-    dispatch!(isa, body::<L>(inputs: &[&[f32]], taps: &[&[f32]], out: &mut [f32]))
+    assert!(bias.is_empty() || bias.len() >= out.len());
+    dispatch!(isa, body::<L>(inputs: &[&[f32]], taps: &[&[f32]], bias: &[f32], out: &mut [f32]))
 }
 
 /// One token's part of a delta net's update, for sixteen columns of one head.
@@ -97,24 +99,65 @@ pub fn delta_step(isa: Isa, state: &mut [f32], update: DeltaUpdate<'_>, out: &mu
             }
         }
         let change = L::load(value.as_ptr()).sub(add_lanes(sums)).mul(L::splat(beta));
-        let mut sums = [L::splat(0.0); 16];
-        for ((rows, key), query) in
-            state.chunks_exact_mut(256).zip(key.chunks_exact(16)).zip(query.chunks_exact(16))
-        {
-            for (i, sum) in sums.iter_mut().enumerate() {
-                let row = rows.as_mut_ptr().add(16 * i);
-                let changed = L::splat(key[i]).fma(change, L::load(row).mul(decay));
-                changed.store(row);
-                *sum = changed.fma(L::splat(query[i]), *sum);
-            }
-        }
-        add_lanes(sums).store(out.as_mut_ptr());
+        change_and_read(state, [key, query], change, decay).store(out.as_mut_ptr());
     }
-    assert!(query_fits(state, update));
+    assert!(has_rows_of(state, [update.key, update.query]));
     dispatch!(isa, body::<L>(state: &mut [f32], update: DeltaUpdate<'_>, out: &mut [f32; STATE_COLUMNS]))
 }
 
-fn query_fits(state: &[f32], DeltaUpdate { query, key, .. }: DeltaUpdate<'_>) -> bool {
+/// One token's part of Mamba2's update, for sixteen columns of one head.
+#[derive(Clone, Copy)]
+pub struct MambaUpdate<'a> {
+    /// Vectors by which the state is written and read, `[rows]` each; `rows` is a multiple of 16.
+    pub b: &'a [f32],
+    pub c: &'a [f32],
+    /// The columns' inputs.
+    pub x: &'a [f32; STATE_COLUMNS],
+    /// Time step, which is the factor of what is written.
+    pub step: f32,
+    /// Factor of the state.
+    pub decay: f32,
+    /// Factor of the inputs that are added to the output.
+    pub skip: f32,
+}
+
+/// Updates the state `s` of sixteen columns, `[rows][16]`, by one token, and writes their output:
+/// `s = decay * s + b * (step * x); out = s^T c + skip * x`. Sums over rows are those of sixteen lanes.
+///
+/// # Panics
+///
+/// The lengths of `b`, `c` and the state differ.
+pub fn mamba_step(isa: Isa, state: &mut [f32], update: MambaUpdate<'_>, out: &mut [f32; STATE_COLUMNS]) {
+    #[inline(always)]
+    unsafe fn body<L: Lanes>(state: &mut [f32], update: MambaUpdate<'_>, out: &mut [f32; STATE_COLUMNS]) {
+        let MambaUpdate { b, c, x, step, decay, skip } = update;
+        let x = L::load(x.as_ptr());
+        let read = change_and_read(state, [b, c], x.mul(L::splat(step)), L::splat(decay));
+        x.fma(L::splat(skip), read).store(out.as_mut_ptr());
+    }
+    assert!(has_rows_of(state, [update.b, update.c]));
+    dispatch!(isa, body::<L>(state: &mut [f32], update: MambaUpdate<'_>, out: &mut [f32; STATE_COLUMNS]))
+}
+
+/// Updates a state of sixteen columns and reads it: `s = decay * s + key * change`, then `s^T query`.
+#[inline(always)]
+unsafe fn change_and_read<L: Lanes>(state: &mut [f32], [key, query]: [&[f32]; 2], change: L, decay: L) -> L {
+    let mut sums = [L::splat(0.0); 16];
+    for ((rows, key), query) in
+        state.chunks_exact_mut(256).zip(key.chunks_exact(16)).zip(query.chunks_exact(16))
+    {
+        for (i, sum) in sums.iter_mut().enumerate() {
+            let row = rows.as_mut_ptr().add(16 * i);
+            let changed = L::splat(key[i]).fma(change, L::load(row).mul(decay));
+            changed.store(row);
+            *sum = changed.fma(L::splat(query[i]), *sum);
+        }
+    }
+    add_lanes(sums)
+}
+
+/// True if a state of sixteen columns has as many rows as these vectors, in whole groups of sixteen.
+fn has_rows_of(state: &[f32], [key, query]: [&[f32]; 2]) -> bool {
     query.len() == key.len() && key.len().is_multiple_of(16) && state.len() == key.len() * STATE_COLUMNS
 }
 
@@ -192,15 +235,40 @@ mod tests {
     }
 
     #[test]
+    fn a_step_of_mamba_is_the_formula_on_every_instruction_set() {
+        let (rows, state) = (32, numbers(32 * 16, 11));
+        let (b, c, x) = (numbers(rows, 12), numbers(rows, 13), numbers(16, 14));
+        let x: &[f32; 16] = x.as_slice().try_into().unwrap();
+        let update = MambaUpdate { b: &b, c: &c, x, step: 0.4, decay: 0.8, skip: 1.5 };
+        let (mut first, mut out) = (state.clone(), [0.0; 16]);
+        mamba_step(Isa::Scalar, &mut first, update, &mut out);
+        for isa in Isa::available() {
+            let (mut other, mut found) = (state.clone(), [0.0; 16]);
+            mamba_step(isa, &mut other, update, &mut found);
+            assert_eq!((&first, out), (&other, found), "{}", isa.name());
+        }
+        for column in 0..16 {
+            let input = f64::from(x[column]);
+            let new = |i: usize| 0.8 * f64::from(state[16 * i + column]) + 0.4 * input * f64::from(b[i]);
+            let want = 1.5 * input + (0..rows).map(|i| new(i) * f64::from(c[i])).sum::<f64>();
+            assert!((f64::from(out[column]) - want).abs() < 1e-5, "{} {want}", out[column]);
+            assert!((f64::from(first[16 * 5 + column]) - new(5)).abs() < 1e-6);
+        }
+    }
+
+    #[test]
     fn a_convolution_adds_its_taps_from_the_oldest_on() {
         let (inputs, taps) = (numbers(3 * 37, 3), numbers(3 * 37, 4));
         let rows = |x| -> Vec<&[f32]> { <[f32]>::chunks_exact(x, 37).collect() };
         let mut out = vec![0.0; 37];
         for isa in Isa::available() {
-            convolve_token(isa, &rows(&inputs), &rows(&taps), &mut out);
-            for (c, out) in out.iter().enumerate() {
-                let want = (0..3).fold(0.0f32, |sum, j| inputs[37 * j + c].mul_add(taps[37 * j + c], sum));
-                assert_eq!(*out, want, "{}", isa.name());
+            for bias in [&[][..], &inputs[50..87]] {
+                convolve_token(isa, &rows(&inputs), &rows(&taps), bias, &mut out);
+                for (c, out) in out.iter().enumerate() {
+                    let first = bias.get(c).copied().unwrap_or(0.0);
+                    let want = (0..3).fold(first, |sum, j| inputs[37 * j + c].mul_add(taps[37 * j + c], sum));
+                    assert_eq!(*out, want, "{}", isa.name());
+                }
             }
         }
     }

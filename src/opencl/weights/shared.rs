@@ -46,11 +46,12 @@ impl Matrices {
                     adopt_rows(&mut w.a, qkv, MIX_DECAY_AT / GROUP_ROWS)?;
                     adopt_rows(&mut w.w_out, out, 0)?;
                 }
+                Mixer::None => unreachable!("invariant: the model has kernels"),
             }
             match &mut l.ffn {
                 Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
                 Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
-                Ffn::Experts(_) => unreachable!("invariant: `upload::of_layer` has refused experts"),
+                Ffn::Experts(_) | Ffn::None => unreachable!("invariant: the model has kernels"),
             }
             if let (Some(w), [gate, out], true) = (&mut l.per_layer, per_layer, HAS_PER_LAYER) {
                 adopt_rows(&mut w.gate, gate, 0)?;

@@ -1,6 +1,7 @@
 //! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
 use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, Mixer};
+use crate::opencl::MISSING_KERNELS;
 use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
@@ -25,8 +26,12 @@ pub struct Upload<'a> {
 ///
 /// # Errors
 ///
-/// A build failure for other mixtures.
+/// A build failure for other mixtures, and for a model with a part that has no kernels.
 pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
+    if let Some(part) = MISSING_KERNELS {
+        let message = format!("no kernels for {part}; use `EngineOptions::backend` cpu");
+        return Err(Failure::new(FailureKind::Build, message));
+    }
     let (qkv, out) = match &l.mixer {
         Mixer::Attention(a) => of_attention(a),
         Mixer::LocalAttention(a) => of_attention(a),
@@ -35,6 +40,7 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
             let inputs = vec![Upload::of(&w.qkv), Upload::of(&w.z), Upload::of(&w.b), Upload::of(&w.a)];
             (inputs, Upload::of(&w.w_out))
         }
+        Mixer::None => unreachable!("invariant: the model has kernels"),
     };
     if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
         let inputs = match &l.mixer {
@@ -46,10 +52,7 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
     let (gate_up, down) = match &l.ffn {
         Ffn::Usual(w) => (gate_up(w)?, Upload::of(&w.down)),
         Ffn::Wide(w) => (gate_up(w)?, Upload::of(&w.down)),
-        Ffn::Experts(_) => {
-            let message = "mixtures of experts have no kernels; use `EngineOptions::backend` cpu";
-            return Err(Failure::new(FailureKind::Build, message));
-        }
+        Ffn::Experts(_) | Ffn::None => unreachable!("invariant: the model has kernels"),
     };
     let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
     Ok([qkv, vec![out], gate_up, vec![down]].into_iter().chain(per_layer).collect())

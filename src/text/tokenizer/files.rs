@@ -8,6 +8,7 @@ use files::model_dir::ModelDir;
 use files::packed_file::{self, PACKED_NAME};
 use files::source::Safetensors;
 use files::source::gguf::Gguf;
+use files::text_file::parse_config_json;
 use serde_json::{Map, Value};
 use std::fs::File;
 use std::io::Read;
@@ -83,7 +84,7 @@ pub fn read_settings(folder: &ModelDir, name: &str) -> Result<Option<Map<String,
         Error::model(&folder.path(name), format!("{why}; use the file published with the model"))
     };
     check_nesting(&bytes).map_err(broken)?;
-    match serde_json::from_slice(&bytes) {
+    match parse_config_json(&bytes) {
         Ok(Value::Object(map)) => Ok(Some(map)),
         Ok(other) => Err(broken(format!("holds {}, not a JSON object", format_json_value(&other)))),
         Err(e) => Err(broken(format!("is not valid JSON ({e})"))),

@@ -112,8 +112,16 @@ impl Reference {
 
     /// True for a mixture of experts.
     pub fn has_experts(&self) -> bool {
-        let text = fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
-        ModelConfig::parse(&text).is_ok_and(|config| config.experts.count > 0)
+        self.config().is_some_and(|config| config.experts.count > 0)
+    }
+
+    /// True if OpenCL devices have kernels for it.
+    pub fn has_kernels(&self) -> bool {
+        !self.has_experts() && self.config().is_none_or(|config| config.mamba.heads == 0)
+    }
+
+    fn config(&self) -> Option<ModelConfig> {
+        ModelConfig::parse(&fs::read_to_string(self.dir.join("config.json")).ok()?).ok()
     }
 
     pub fn load(dir: &Path) -> Result<Reference> {

@@ -1,6 +1,9 @@
 //! Names and shapes of a model's tensors, from its `config.json`.
 
-use files::config::{Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, ModelConfig, QkNorm, Router};
+use files::config::{
+    Arch, AttentionGate, DeltaNetSizes, Experts, LayerKind, MambaNorm, MambaSizes, ModelConfig, QkNorm,
+    Router,
+};
 
 /// Distribution of a tensor's values.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,14 +73,18 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
     let shares_kv = shares_kv(model, layer);
     let (dim, width) = (model.dim, model.per_layer_dim);
     let ffn = if shares_kv { model.shared_ffn_dim } else { model.ffn_dim };
-    let ffn_parts: &[_] = if model.arch == Arch::Phi3 {
-        &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)]
-    } else {
-        &[
+    let ffn_parts: &[_] = match model.arch {
+        Arch::Phi3 => &[("mlp.gate_up_proj", 2 * ffn, dim, false), ("mlp.down_proj", dim, ffn, false)],
+        Arch::GraniteMoeHybrid => {
+            &[("shared_mlp.input_linear", 2 * ffn, dim, false), ("shared_mlp.output_linear", dim, ffn, false)]
+        }
+        Arch::NemotronH if kind != LayerKind::FeedForward => &[],
+        Arch::NemotronH => &[("mlp.up_proj", ffn, dim, false), ("mlp.down_proj", dim, ffn, false)],
+        _ => &[
             ("mlp.gate_proj", ffn, dim, false),
             ("mlp.up_proj", ffn, dim, false),
             ("mlp.down_proj", dim, ffn, false),
-        ]
+        ],
     };
     let is_own = |part: &&(&str, usize, usize, bool)| {
         !shares_kv || !["self_attn.k_proj", "self_attn.v_proj"].contains(&part.0)
@@ -94,7 +101,9 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
         put_experts(put, model, &at);
     }
     put_mixer_vectors(put, model, (layer, kind));
-    for norm in norm_names(model) {
+    // A layer of Nemotron-H has one norm.
+    let norms = norm_names(model);
+    for norm in if model.arch == Arch::NemotronH { &norms[..1] } else { norms } {
         put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
     }
     if width > 0 {
@@ -110,6 +119,14 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
 /// Adds the tensors of a mixture of experts: those of Qwen 3.5 hold all experts, others one each.
 fn put_experts(put: PutTensor<'_>, model: &ModelConfig, at: &dyn Fn(&str) -> String) {
     let (dim, Experts { count, dim: width, shared_dim, router, .. }) = (model.dim, model.experts);
+    if model.arch == Arch::GraniteMoeHybrid {
+        put(at("block_sparse_moe.router.layer.weight"), &[count, dim], Fill::Weights);
+        put(at("block_sparse_moe.input_linear.weight"), &[count, 2 * width, dim], Fill::Weights);
+        put(at("block_sparse_moe.output_linear.weight"), &[count, dim, width], Fill::Weights);
+        put(at("shared_mlp.input_linear.weight"), &[2 * shared_dim, dim], Fill::Weights);
+        put(at("shared_mlp.output_linear.weight"), &[dim, shared_dim], Fill::Weights);
+        return;
+    }
     put(at("mlp.gate.weight"), &[count, dim], Fill::Weights);
     if router == Router::BiasedSigmoid {
         put(at("mlp.expert_bias"), &[count], Fill::Weights);
@@ -144,6 +161,21 @@ fn put_mixer_vectors(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (us
             put(at("linear_attn.dt_bias"), &[heads], Fill::Weights);
             put(at("linear_attn.A_log"), &[heads], Fill::Weights);
             put(at("linear_attn.norm.weight"), &[model.delta_net.value_dim], Fill::Norm);
+        }
+        LayerKind::FeedForward => {}
+        _ if kind.has_mamba() => {
+            let MambaSizes { heads, conv_bias, norm, .. } = model.mamba;
+            let (inner, channels) = mamba_widths(model);
+            put(at("mamba.conv1d.weight"), &[channels, 1, model.conv_taps], Fill::Weights);
+            if conv_bias {
+                put(at("mamba.conv1d.bias"), &[channels], Fill::Weights);
+            }
+            for part in ["A_log", "D", "dt_bias"] {
+                put(at(&format!("mamba.{part}")), &[heads], Fill::Weights);
+            }
+            if norm != MambaNorm::None {
+                put(at("mamba.norm.weight"), &[inner], Fill::Norm);
+            }
         }
         _ => {
             let [q, k] = qk_norm_widths(model, kind);
@@ -189,6 +221,12 @@ fn delta_widths(model: &ModelConfig) -> (usize, usize) {
     (2 * key_heads * key_dim + value_heads * value_dim, value_heads * value_dim)
 }
 
+/// Width of Mamba2's heads together, and channels of its convolution.
+fn mamba_widths(model: &ModelConfig) -> (usize, usize) {
+    let MambaSizes { heads, head_dim, state, groups, .. } = model.mamba;
+    (heads * head_dim, heads * head_dim + 2 * groups * state)
+}
+
 /// Matrices of a layer's mixer: name, rows, columns, and whether it has a bias.
 fn mixer_matrices(model: &ModelConfig, kind: LayerKind) -> Vec<(&'static str, usize, usize, bool)> {
     let (dim, heads) = (model.dim, model.delta_net.value_heads);
@@ -205,6 +243,18 @@ fn mixer_matrices(model: &ModelConfig, kind: LayerKind) -> Vec<(&'static str, us
             ("linear_attn.in_proj_a", heads, dim, false),
             ("linear_attn.out_proj", dim, values, false),
         ],
+        LayerKind::FeedForward => Vec::new(),
+        LayerKind::Mamba | LayerKind::AttentionMamba => {
+            let (inner, of_conv) = mamba_widths(model);
+            let mut all = vec![
+                ("mamba.in_proj", inner + of_conv + model.mamba.heads, dim, false),
+                ("mamba.out_proj", dim, inner, false),
+            ];
+            if kind == LayerKind::AttentionMamba {
+                all.extend(mixer_matrices(model, LayerKind::FullAttention));
+            }
+            all
+        }
         _ if model.arch == Arch::Phi3 => {
             vec![("self_attn.qkv_proj", q + 2 * kv, dim, false), ("self_attn.o_proj", dim, q, false)]
         }
@@ -295,10 +345,14 @@ mod tests {
             "m21-lfm2moe-bf16",
             "m22-gemma4-e2b-bf16",
             "m23-qwen3moe-bf16",
+            "m25-granite4h-bf16",
+            "m25b-granite4h-moe-bf16",
             "m28-lfm3-bf16",
             "m29-hunyuan-bf16",
             "m30-qwen35moe-bf16",
             "m31-olmo3-bf16",
+            "m34-falconh1-bf16",
+            "m35-nemotronh-bf16",
             "story",
         ] {
             let dir = build::model_dir(name).unwrap();

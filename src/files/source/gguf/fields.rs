@@ -49,15 +49,17 @@ impl ValueForm {
 }
 
 const ALL: &[Arch] = &[];
-const GRANITE: &[Arch] = &[Arch::Granite];
+const GRANITE: &[Arch] = &[Arch::Granite, Arch::GraniteMoeHybrid];
+const MAMBA: &[Arch] = &[Arch::GraniteMoeHybrid, Arch::FalconH1, Arch::NemotronH];
 const LFM2: &[Arch] = &[Arch::Lfm2, Arch::Lfm2Moe];
 const QWEN35: &[Arch] = &[Arch::Qwen35, Arch::Qwen35Moe];
-const EXPERTS: &[Arch] = &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss];
+const EXPERTS: &[Arch] =
+    &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss, Arch::GraniteMoeHybrid];
 const GEMMA4: &[Arch] = &[Arch::Gemma4];
 
 /// Keys without `ARCH.`, their types, the corresponding fields of `config.json`, and the families that have them; none
 /// for all.
-pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 32] = [
+pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 36] = [
     ("block_count", Integer, "num_hidden_layers", ALL),
     ("embedding_length", Integer, "hidden_size", ALL),
     ("feed_forward_length", PerLayer, "intermediate_size", ALL),
@@ -89,11 +91,20 @@ pub(super) const FIELDS: [(&str, ValueForm, &str, &[Arch]); 32] = [
     ("ssm.state_size", Integer, "linear_key_head_dim", QWEN35),
     ("ssm.group_count", Integer, "linear_num_key_heads", QWEN35),
     ("ssm.time_step_rank", Integer, "linear_num_value_heads", QWEN35),
+    ("ssm.conv_kernel", Integer, "mamba_d_conv", MAMBA),
+    ("ssm.state_size", Integer, "mamba_d_state", MAMBA),
+    ("ssm.group_count", Integer, "mamba_n_groups", MAMBA),
+    ("ssm.time_step_rank", Integer, "mamba_n_heads", MAMBA),
     ("full_attention_interval", Integer, "full_attention_interval", QWEN35),
     ("expert_count", Integer, "num_experts", EXPERTS),
     ("expert_used_count", Integer, "num_experts_per_tok", EXPERTS),
     ("expert_feed_forward_length", Integer, "moe_intermediate_size", EXPERTS),
-    ("expert_shared_feed_forward_length", Integer, "shared_expert_intermediate_size", &[Arch::Qwen35Moe]),
+    (
+        "expert_shared_feed_forward_length",
+        Integer,
+        "shared_expert_intermediate_size",
+        &[Arch::Qwen35Moe, Arch::GraniteMoeHybrid],
+    ),
     ("leading_dense_block_count", Integer, "num_dense_layers", &[Arch::Lfm2Moe]),
 ];
 
@@ -119,6 +130,14 @@ pub(super) fn required_keys(arch: Arch) -> &'static [&'static str] {
         Arch::Qwen3Moe => &["expert_count", "expert_used_count", "expert_feed_forward_length"],
         Arch::Qwen35 | Arch::Qwen35Moe => &[
             "rope.dimension_count",
+            "ssm.conv_kernel",
+            "ssm.state_size",
+            "ssm.group_count",
+            "ssm.time_step_rank",
+            "ssm.inner_size",
+        ],
+        Arch::GraniteMoeHybrid | Arch::FalconH1 | Arch::NemotronH => &[
+            "attention.head_count_kv",
             "ssm.conv_kernel",
             "ssm.state_size",
             "ssm.group_count",

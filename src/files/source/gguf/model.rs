@@ -35,6 +35,7 @@ const KV_HEADS: &str = "attention.head_count_kv";
 const QUERY_GROWTH: &str = "attention.temperature_scale";
 const FFN_WIDTHS: &str = "feed_forward_length";
 const INNER: &str = "ssm.inner_size";
+const ROPE_IN_USE: &str = "rope.scaling.finetuned";
 const EXTRA_BLOCKS: &str = "nextn_predict_layers";
 const SPLIT: &str = "split.count";
 const EMBEDDING: &str = "token_embd.weight";
@@ -164,10 +165,12 @@ impl<'a> Keys<'a> {
 
     /// Key of the epsilon of norms. It is optional in `config.json` but required in a GGUF file.
     fn epsilon_key(&self) -> &'static str {
-        if self.arch == Arch::Gpt2 {
-            "attention.layer_norm_epsilon"
-        } else {
-            "attention.layer_norm_rms_epsilon"
+        const RMS: &str = "attention.layer_norm_rms_epsilon";
+        match self.arch {
+            Arch::Gpt2 => "attention.layer_norm_epsilon",
+            // As in llama.cpp.
+            Arch::NemotronH if self.get(RMS).is_none() => "attention.layer_norm_epsilon",
+            _ => RMS,
         }
     }
 
@@ -296,8 +299,12 @@ impl<'a> Keys<'a> {
             let differs = self.arch == Arch::Gemma4 && key == FFN_WIDTHS;
             let value = Some(key).filter(|key| self.has_field(key, field, families) && !differs);
             if let Some(value) = value.and_then(|key| self.get(key)) {
-                let convs = self.arch.is_lfm2() && key == KV_HEADS;
-                let form = if convs { ValueForm::PerAttentionLayer } else { form };
+                let zeros = match self.arch {
+                    Arch::Lfm2 | Arch::Lfm2Moe | Arch::GraniteMoeHybrid => key == KV_HEADS,
+                    Arch::NemotronH => key == KV_HEADS || key == FFN_WIDTHS,
+                    _ => false,
+                };
+                let form = if zeros { ValueForm::PerAttentionLayer } else { form };
                 let Some(value) = form.to_json(value) else { return self.unsupported(key, form.name()) };
                 // As in llama.cpp, a scale or window of 0 counts as unset.
                 let unset = field.ends_with("_multiplier") && value.as_f64() == Some(0.0);
@@ -349,6 +356,7 @@ fn check_tensors(keys: &Keys<'_>, model: &ModelConfig) -> Result<(), ConfigError
     let biases = model.norm == Norm::Layer;
     let has_bias = |rest: &str| match rest {
         "ssm_dt.bias" | "exp_probs_b.bias" => true,
+        "ssm_conv1d.bias" => model.mamba.conv_bias,
         rest => biases || model.arch == Arch::GptOss && rest.starts_with("ffn_"),
     };
     let left_out = model.layers..model.layers.saturating_add(keys.extra_blocks());

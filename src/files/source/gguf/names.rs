@@ -67,6 +67,23 @@ const DELTA_NET: Pairs = &[
 /// Tensors of a delta net with neither `.weight` nor `.bias` in a checkpoint.
 const DELTA_VALUES: Pairs = &[("linear_attn.A_log", "ssm_a"), ("linear_attn.dt_bias", "ssm_dt.bias")];
 
+const MAMBA: Pairs = &[
+    ("mamba.in_proj", "ssm_in"),
+    ("mamba.conv1d", "ssm_conv1d"),
+    ("mamba.norm", "ssm_norm"),
+    ("mamba.out_proj", "ssm_out"),
+];
+/// Tensors of Mamba2 with neither `.weight` nor `.bias` in a checkpoint.
+const MAMBA_VALUES: Pairs =
+    &[("mamba.A_log", "ssm_a"), ("mamba.D", "ssm_d"), ("mamba.dt_bias", "ssm_dt.bias")];
+/// Falcon-H1's, with a norm that has no ending in GGUF files.
+const FALCON_H1_VALUES: Pairs = &[
+    ("post_attention_layernorm.weight", "ffn_norm"),
+    ("mamba.A_log", "ssm_a"),
+    ("mamba.D", "ssm_d"),
+    ("mamba.dt_bias", "ssm_dt.bias"),
+];
+
 /// Tensors of a layer with experts.
 const EXPERTS: Pairs = &[
     ("mlp.gate", "ffn_gate_inp"),
@@ -100,6 +117,9 @@ const MTP: Pairs = &[
     ("hnorm", "nextn.hnorm"),
     ("shared_head.norm", "nextn.shared_head_norm"),
 ];
+/// A layer of Nemotron-H has one norm, whatever it is of.
+const NEMOTRON_H_NORMS: Pairs =
+    &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "attn_norm")];
 const QWEN35_NORMS: Pairs =
     &[("input_layernorm", "attn_norm"), ("post_attention_layernorm", "post_attention_norm")];
 
@@ -119,6 +139,7 @@ fn layer_tables(arch: Arch) -> [Pairs; 4] {
         (true, true) => BOTH_NORMS,
         (false, _) => POST_NORMS,
         (true, false) if arch.is_qwen35() || arch == Arch::GptOss => QWEN35_NORMS,
+        (true, false) if arch == Arch::NemotronH => NEMOTRON_H_NORMS,
         (true, false) => PRE_NORMS,
     };
     let experts = if family.experts.is_some() { EXPERTS } else { &[] };
@@ -128,6 +149,7 @@ fn layer_tables(arch: Arch) -> [Pairs; 4] {
         Arch::Lfm2 | Arch::Lfm2Moe => [norms, LAYER, SHORT_CONV, experts],
         Arch::Qwen35 | Arch::Qwen35Moe => [norms, LAYER, DELTA_NET, experts],
         Arch::Gemma4 => [norms, LAYER, PER_LAYER, &[]],
+        Arch::GraniteMoeHybrid | Arch::FalconH1 | Arch::NemotronH => [norms, LAYER, MAMBA, experts],
         _ => [norms, LAYER, &[], experts],
     }
 }
@@ -184,6 +206,8 @@ fn value_table(arch: Arch) -> Pairs {
         Arch::Lfm2Moe => CHOICE_BIAS,
         Arch::GptOss => SINKS,
         Arch::Gemma4 => LAYER_SCALARS,
+        Arch::GraniteMoeHybrid | Arch::NemotronH => MAMBA_VALUES,
+        Arch::FalconH1 => FALCON_H1_VALUES,
         _ => &[],
     }
 }
@@ -223,10 +247,10 @@ impl RowOrder {
     /// Row order in a GGUF file of the checkpoint's tensor `name`. llama.cpp's `convert_hf_to_gguf.py` reorders q and k of Llama and
     /// of the classes derived from it (`LlamaModel.permute`), not of the others.
     pub fn for_tensor(arch: Arch, name: &str, head_dim: usize) -> RowOrder {
-        use Arch::{Granite, Llama, Ministral3, Mistral, SmolLm3};
+        use Arch::{Granite, GraniteMoeHybrid, Llama, Ministral3, Mistral, SmolLm3};
         match split_layer_name(name, LAYERS).and_then(|(_, rest)| split_kind(rest)) {
             Some(("self_attn.q_proj" | "self_attn.k_proj", _))
-                if matches!(arch, Llama | Mistral | Ministral3 | SmolLm3 | Granite) =>
+                if matches!(arch, Llama | Mistral | Ministral3 | SmolLm3 | Granite | GraniteMoeHybrid) =>
             {
                 RowOrder::Interleaved { head_dim }
             }
@@ -306,6 +330,23 @@ mod tests {
             (Arch::GptOss, "model.layers.0.mlp.experts.down_proj.bias", "blk.0.ffn_down_exps.bias"),
             (Arch::GptOss, "model.layers.0.self_attn.sinks", "blk.0.attn_sinks.weight"),
             (Arch::Olmo3, "model.layers.0.post_feedforward_layernorm.weight", "blk.0.post_ffw_norm.weight"),
+            (Arch::GraniteMoeHybrid, "model.layers.0.mamba.in_proj.weight", "blk.0.ssm_in.weight"),
+            (Arch::GraniteMoeHybrid, "model.layers.0.mamba.conv1d.bias", "blk.0.ssm_conv1d.bias"),
+            (
+                Arch::GraniteMoeHybrid,
+                "model.layers.0.mlp.shared_expert.up_proj.weight",
+                "blk.0.ffn_up_shexp.weight",
+            ),
+            (Arch::FalconH1, "model.layers.0.pre_ff_layernorm.weight", "blk.0.ffn_norm"),
+            (Arch::FalconH1, "model.layers.0.feed_forward.up_proj.weight", "blk.0.ffn_up.weight"),
+            (Arch::FalconH1, "model.final_layernorm.weight", "output_norm.weight"),
+            (Arch::NemotronH, "backbone.layers.1.norm.weight", "blk.1.attn_norm.weight"),
+            (Arch::NemotronH, "backbone.layers.0.mixer.norm.weight", "blk.0.ssm_norm.weight"),
+            (Arch::NemotronH, "backbone.layers.1.mixer.up_proj.weight", "blk.1.ffn_up.weight"),
+            (Arch::NemotronH, "backbone.layers.3.mixer.q_proj.weight", "blk.3.attn_q.weight"),
+            (Arch::NemotronH, "backbone.layers.0.mixer.D", "blk.0.ssm_d"),
+            (Arch::NemotronH, "backbone.norm_f.weight", "output_norm.weight"),
+            (Arch::NemotronH, "backbone.embeddings.weight", "token_embd.weight"),
         ] {
             assert_eq!(to_gguf_name(arch, plain_name).as_deref(), Some(stored_name));
             assert_eq!(to_hf_name(arch, stored_name).as_deref(), Some(plain_name));

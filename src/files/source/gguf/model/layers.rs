@@ -15,6 +15,22 @@ impl Keys<'_> {
             Arch::Qwen35 | Arch::Qwen35Moe if self.get(RECURRENT).is_some() => {
                 ("linear_attention", self.read_flags(RECURRENT, layers, read_flag)?)
             }
+            Arch::GraniteMoeHybrid => {
+                let mambas = self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? == 0))?;
+                return Ok(Some(
+                    mambas.into_iter().map(|mamba| if mamba { "mamba" } else { "attention" }).collect(),
+                ));
+            }
+            Arch::NemotronH => {
+                let attention = self.read_flags(KV_HEADS, layers, |value| Some(value.as_u64()? > 0))?;
+                let mlp = self.read_flags(FFN_WIDTHS, layers, |value| Some(value.as_u64()? > 0))?;
+                let name = |(attention, mlp)| match (attention, mlp) {
+                    (_, true) => "mlp",
+                    (true, false) => "attention",
+                    (false, false) => "mamba",
+                };
+                return Ok(Some(attention.into_iter().zip(mlp).map(name).collect()));
+            }
             _ => return Ok(None),
         };
         Ok(Some(found.into_iter().map(|is_other| if is_other { other } else { "full_attention" }).collect()))
@@ -73,11 +89,12 @@ impl Keys<'_> {
             // The config rejects larger numbers of layers.
             let layers = usize::try_from(layers).unwrap_or(0).min(1 << 16);
             if let Some(kinds) = self.layer_types(layers)? {
-                map.insert("layer_types".into(), json!(kinds));
+                let field = if self.arch == Arch::NemotronH { "layers_block_type" } else { "layer_types" };
+                map.insert(field.into(), json!(kinds));
             }
         }
         match (self.arch, head_dim) {
-            (Arch::Granite, Some(head_dim)) => {
+            (Arch::Granite | Arch::GraniteMoeHybrid, Some(head_dim)) => {
                 let scale = f64::from(1.0 / (head_dim as f32).sqrt());
                 map.entry("attention_multiplier").or_insert(scale.into());
             }
@@ -99,6 +116,38 @@ impl Keys<'_> {
                 }
             }
             _ => {}
+        }
+        self.add_mamba_fields(map)
+    }
+
+    /// Adds the fields of models with Mamba2.
+    fn add_mamba_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
+        if !matches!(self.arch, Arch::GraniteMoeHybrid | Arch::FalconH1 | Arch::NemotronH) {
+            return Ok(());
+        }
+        let mut put =
+            |field: &'static str, value: Json| map.insert(self.arch.field_name(field).into(), value);
+        let has = |end: &str| self.header.tensors.keys().any(|name| name.ends_with(end));
+        put("mamba_conv_bias", has("ssm_conv1d.bias").into());
+        let heads = self.get("ssm.time_step_rank").and_then(Value::as_u64).unwrap_or(0).max(1);
+        match self.get(INNER).and_then(Value::as_u64).filter(|inner| *inner > 0) {
+            Some(inner) if inner.is_multiple_of(heads.saturating_mul(16)) => {
+                put("mamba_d_head", (inner / heads).into());
+                put("mamba_d_ssm", inner.into());
+            }
+            _ => return self.unsupported(INNER, "a multiple of 16 x ssm.time_step_rank"),
+        }
+        if self.arch == Arch::FalconH1 {
+            put("mamba_rms_norm", has("ssm_norm.weight").into());
+            put("mamba_norm_before_gate", false.into());
+        }
+        if self.arch == Arch::GraniteMoeHybrid {
+            // Experts have this width, if there are any.
+            if let Some(width) = self.get(FFN_WIDTHS).and_then(|value| ValueForm::PerLayer.to_json(value)) {
+                put("moe_intermediate_size", width);
+            }
+            let rotates = self.get(ROPE_IN_USE).is_none_or(|value| read_flag(value) == Some(true));
+            put("position_embedding_type", if rotates { "rope" } else { "nope" }.into());
         }
         Ok(())
     }
