@@ -5,7 +5,7 @@ use super::tokenizer::{self, TokenConfig};
 use super::{Content, FilePlan, TensorData};
 use crate::error::{Error, Result};
 use files::blocks::BlockType;
-use files::config::{Arch, Experts, LayerKind, ModelConfig, RopeScaling};
+use files::config::{Arch, Experts, LayerKind, ModelConfig, RopeScaling, Router};
 use files::source::gguf::names::{ROPE_FREQS, to_gguf_name};
 
 /// Mixes of block types, named as in llama.cpp: the type of most matrices, and of the more important ones.
@@ -48,8 +48,8 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
     }
     for tensor in shapes::tensors(model).into_iter().filter_map(|tensor| join_experts(model, tensor)) {
         // As in llama.cpp's mixes: values, the second FFN matrix, embedding and head.
-        let matters =
-            ["embed_tokens", "lm_head", "v_proj", "down_proj"].iter().any(|n| tensor.name.contains(n));
+        let better_parts = ["embed_tokens", "lm_head", "v_proj", "down_proj", ".w2."];
+        let matters = better_parts.iter().any(|part| tensor.name.contains(part));
         let (block, shape) = match (&tensor.shape[..], matters) {
             (&[channels, 1, taps], _) => (BlockType::F32, vec![channels, taps]),
             ([_], _) => (BlockType::F32, tensor.shape),
@@ -199,10 +199,11 @@ impl Metadata {
         };
         let experts: &[(&str, usize)] = match m.experts {
             Experts { count: 0, .. } => &[],
-            Experts { count, used, dim, .. } => &[
+            Experts { count, used, dim, router, .. } => &[
                 ("expert_count", count),
                 ("expert_used_count", used),
                 ("expert_feed_forward_length", dim),
+                ("expert_gating_func", if router == Router::Softmax { 1 } else { 2 }),
                 ("leading_dense_block_count", m.expert_layers.iter().filter(|has| !**has).count()),
             ],
         };
