@@ -3,7 +3,9 @@
 //! A family that needs no new switch is an [`Arch`], its row in [`Arch::family`], and its names in GGUF files
 //! (`files::source::gguf::names`).
 
-use super::checkpoint_names::{GPT2_TENSORS, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS, TEXT_PART};
+use super::checkpoint_names::{
+    GEMMA4_TENSORS, GPT2_TENSORS, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS, TEXT_PART,
+};
 use super::experts::{Experts, Router};
 use super::switches::{AttentionGate, Mlp, Norm, QkNorm};
 
@@ -60,7 +62,7 @@ pub struct Family {
     /// Each head has a logit that takes part in the softmax, and whose share is dropped.
     pub attention_sinks: bool,
     pub mlp: Mlp,
-    /// Defaults of its mixtures of experts, if it has such.
+    /// Defaults of its mixtures of experts, if it has such; a size of 0 must be in the config.
     pub experts: Option<Experts>,
     /// Each layer multiplies the residual with a factor of its own.
     pub layer_scalars: bool,
@@ -211,6 +213,8 @@ const GEMMA_4: Family = Family {
     norms_add_one: false,
     value_norm: true,
     layer_scalars: true,
+    experts: Some(Experts { renormalised: true, own_norms: true, ..Experts::NONE }),
+    tensor_names: GEMMA4_TENSORS,
     ..GEMMA_3
 };
 
@@ -438,6 +442,7 @@ impl Arch {
             (Arch::Gpt2, "num_hidden_layers") => "n_layer",
             (Arch::Gpt2, "intermediate_size") => "n_inner",
             (Arch::Gpt2, "max_position_embeddings") => "n_positions",
+            (Arch::Gemma4, "num_experts_per_tok") => "top_k_experts",
             (Arch::GptOss, "num_experts") => "num_local_experts",
             (Arch::GptOss, "moe_intermediate_size") => "intermediate_size",
             _ => name,

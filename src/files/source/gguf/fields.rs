@@ -52,7 +52,7 @@ const ALL: &[Arch] = &[];
 const GRANITE: &[Arch] = &[Arch::Granite];
 const LFM2: &[Arch] = &[Arch::Lfm2, Arch::Lfm2Moe];
 const QWEN35: &[Arch] = &[Arch::Qwen35, Arch::Qwen35Moe];
-const EXPERTS: &[Arch] = &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss];
+const EXPERTS: &[Arch] = &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss, Arch::Gemma4];
 const GEMMA4: &[Arch] = &[Arch::Gemma4];
 
 /// Keys without `ARCH.`, their types, the corresponding fields of `config.json`, and the families that have them; none
