@@ -67,6 +67,11 @@ pub(super) fn read_experts(
     let Some(default) = arch.family().experts.filter(|_| is_on) else {
         return Ok((Experts::NONE, vec![false; layers]));
     };
+    for field in ["n_group", "topk_group"] {
+        if f.get(field).is_some_and(|groups| groups.as_u64() != Some(1)) {
+            return f.unsupported(field, "1, or no such field: experts are not chosen by groups");
+        }
+    }
     let or_required = |size: usize| (size > 0).then_some(size);
     let count = f.read_size(arch.field_name("num_experts"), or_required(default.count), MAX_EXPERTS)?;
     let used = f.read_size(arch.field_name("num_experts_per_tok"), or_required(default.used), count)?;
