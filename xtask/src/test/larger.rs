@@ -3,7 +3,7 @@
 
 use super::Outcome;
 use super::report::{Tally, skip};
-use crate::error::{AtPath, Error, Result};
+use crate::error::{AtPath, Error};
 use crate::parity::engine::Engine;
 use crate::{build, command, json, size, synth};
 use serde_json::json;
