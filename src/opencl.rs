@@ -125,7 +125,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{DIM, HAS_EXPERTS, LAST_WRITING_LAYER, VALUES_ARE_KEYS, is_recurrent};
+use crate::dims::{DIM, HAS_BRANCHES, HAS_EXPERTS, LAST_WRITING_LAYER, VALUES_ARE_KEYS, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -154,8 +154,8 @@ pub use storage::MatrixStorage;
 /// A part of the model that has no kernels; `None` if a device can run it.
 pub const MISSING_KERNELS: Option<&str> = if HAS_EXPERTS {
     Some("mixtures of experts")
-} else if VALUES_ARE_KEYS {
-    Some("values that are keys")
+} else if HAS_BRANCHES || VALUES_ARE_KEYS {
+    Some("experts with norms of their own, or values that are keys")
 } else {
     None
 };

@@ -28,8 +28,8 @@ const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT as usize;
 /// Lengths of chunks, which must not be 0 in models without experts.
 const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
 const USED_CHUNK: usize = if HAS_EXPERTS { USED } else { 1 };
-/// True if all tokens go through a feed-forward besides.
-const HAS_OTHER: bool = HAS_SHARED_EXPERT || HAS_BRANCHES;
+/// True if every token goes through a feed-forward beside its experts.
+const HAS_FFN_BESIDE: bool = HAS_SHARED_EXPERT || HAS_BRANCHES;
 /// Term of the sum that divides sigmoids, as in transformers' `Lfm2MoeSparseMoeBlock`.
 const SIGMOID_EPS: f32 = 1e-6;
 
@@ -74,7 +74,7 @@ impl ExpertScratch {
     /// Buffers for passes of `max_tokens` tokens. Gates and ups read `of_input`, downs `of_ffn`.
     pub(super) fn new(isa: Isa, max_tokens: usize, [of_input, of_ffn]: [ActivationForms; 2]) -> Result<Self> {
         let max_tokens = if HAS_EXPERTS { max_tokens } else { 0 };
-        let (rows, shared) = (max_rows(isa, max_tokens), if HAS_OTHER { max_tokens } else { 0 });
+        let (rows, shared) = (max_rows(isa, max_tokens), if HAS_FFN_BESIDE { max_tokens } else { 0 });
         Ok(Self {
             scores: try_vec(max_tokens * SCORES, 0.0)?,
             choices: try_vec(max_tokens * USED, Choice::default())?,
@@ -94,7 +94,7 @@ impl ExpertScratch {
             return 0;
         }
         let rows = max_rows(isa, max_tokens);
-        let shared = if HAS_OTHER { max_tokens } else { 0 };
+        let shared = if HAS_FFN_BESIDE { max_tokens } else { 0 };
         let of_tokens = max_tokens * (4 * SCORES + USED * size_of::<Choice>());
         let of_experts = COUNT * (2 * size_of::<usize>() + size_of::<Range<usize>>());
         of_tokens
@@ -237,7 +237,7 @@ impl Scratch {
         let branches = w.branches.as_ref();
         let shared =
             w.shared.as_ref().map(|(shared, _)| shared).or(branches.map(|branches| &branches.shared));
-        if let Some(shared) = shared.filter(|_| HAS_OTHER) {
+        if let Some(shared) = shared.filter(|_| HAS_FFN_BESIDE) {
             let x = self.ffn.as_input::<{ EXPERTS.shared_dim }>(isa, n);
             pool.run_columns(&mut of_shared[..n * DIM], DIM, tile, |mut tile| {
                 matmul::project(isa, &shared.down, x, MatmulOutput::whole_tile(&mut tile), |to, y, _| {
