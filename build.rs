@@ -129,7 +129,18 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
     all.put("Transformer blocks.", format!("LAYERS: usize = {}", m.layers));
     all.put("Width of the residual stream (`hidden_size`).", format!("DIM: usize = {}", m.dim));
     all.put("Query heads.", format!("HEADS: usize = {}", m.heads));
-    all.put("Key/value heads.", format!("KV_HEADS: usize = {}", m.kv_heads));
+    all.put(
+        "Key/value heads; of sliding-window layers if layers differ. The cache has this number in all layers.",
+        format!("KV_HEADS: usize = {}", m.kv_heads),
+    );
+    all.put(
+        "Key/value heads of full-attention layers, a divisor of [`KV_HEADS`].",
+        format!("GLOBAL_KV_HEADS: usize = {}", m.global_kv_heads),
+    );
+    all.put(
+        "The values of full-attention layers are their projected keys.",
+        format!("VALUES_ARE_KEYS: bool = {}", m.values_are_keys),
+    );
     all.put(
         "Width of one head; of the widest if layers differ. The cache has this width in all layers.",
         format!("HEAD_DIM: usize = {}", m.head_dim),
@@ -245,12 +256,12 @@ fn add_mamba(all: &mut Constants, m: &ModelConfig) {
 
 /// Adds the constants for mixtures of experts.
 fn add_experts(all: &mut Constants, m: &ModelConfig) {
-    let Experts { count, used, dim, shared_dim, router, renormalised, scale, limit } = m.experts;
+    let Experts { count, used, dim, shared_dim, own_norms, router, renormalised, scale, limit } = m.experts;
     all.put(
         "Mixtures of experts; zeros if no layer has one.",
         format!(
             "EXPERTS: Experts = Experts {{ count: {count}, used: {used}, dim: {dim}, shared_dim: {shared_dim}, \
-             router: Router::{router:?}, renormalised: {renormalised}, scale: {scale:?}, limit: {limit:?} }}"
+             own_norms: {own_norms}, router: Router::{router:?}, renormalised: {renormalised}, scale: {scale:?}, limit: {limit:?} }}"
         ),
     );
     all.put(

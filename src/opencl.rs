@@ -125,7 +125,10 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{DIM, HAS_EXPERTS, HAS_MAMBA, LAST_WRITING_LAYER, ONE_PART_LAYERS, is_recurrent};
+use crate::dims::{
+    DIM, HAS_BRANCHES, HAS_EXPERTS, HAS_MAMBA, LAST_WRITING_LAYER, ONE_PART_LAYERS, VALUES_ARE_KEYS,
+    is_recurrent,
+};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -152,11 +155,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
 /// A part of the model that has no kernels; `None` if a device can run it.
-pub const MISSING_KERNELS: Option<&str> = match (HAS_MAMBA, ONE_PART_LAYERS, HAS_EXPERTS) {
-    (true, ..) => Some("layers with Mamba2"),
-    (_, true, _) => Some("layers that are only a mixer or a feed-forward"),
-    (.., true) => Some("mixtures of experts"),
-    _ => None,
+pub const MISSING_KERNELS: Option<&str> = if HAS_MAMBA {
+    Some("layers with Mamba2")
+} else if ONE_PART_LAYERS {
+    Some("layers that are only a mixer or a feed-forward")
+} else if HAS_BRANCHES || VALUES_ARE_KEYS {
+    Some("experts with norms of their own, or values that are keys")
+} else if HAS_EXPERTS {
+    Some("mixtures of experts")
+} else {
+    None
 };
 
 pub use threads::{facts_of, open_device};

@@ -38,6 +38,10 @@ pub struct ModelConfig {
     pub dim: usize,
     pub heads: usize,
     pub kv_heads: usize,
+    /// KV heads of full-attention layers, where they are fewer: a divisor of `kv_heads`.
+    pub global_kv_heads: usize,
+    /// Full-attention layers have no projection of values: theirs are the projected keys, without RoPE.
+    pub values_are_keys: bool,
     /// Width of a head; of the widest ones if layers differ.
     pub head_dim: usize,
     /// Width of a head of sliding-window layers.
@@ -224,6 +228,7 @@ impl ModelConfig {
         let family = arch.family();
         let dim = f.read_size(arch.field_name("hidden_size"), gemma(2304), MAX_DIM)?;
         let (heads, kv_heads) = read_heads(f, arch)?;
+        let values_are_keys = f.read_bool("attention_k_eq_v", false)?;
         let local_head_dim = read_head_dim(f, family.head_dim, dim, heads)?;
         let head_dim = read_widest_head_dim(f, arch, local_head_dim)?;
         let layers = layer_kinds::read_layer_count(f, arch)?;
@@ -240,6 +245,8 @@ impl ModelConfig {
             dim,
             heads,
             kv_heads,
+            global_kv_heads: if values_are_keys { read_global_kv_heads(f, kv_heads)? } else { kv_heads },
+            values_are_keys,
             head_dim,
             local_head_dim,
             ffn_dim,
@@ -288,6 +295,8 @@ impl ModelConfig {
                 ("hidden_size", m.dim.to_string()),
                 ("num_attention_heads", m.heads.to_string()),
                 ("num_key_value_heads", m.kv_heads.to_string()),
+                ("num_global_key_value_heads", m.global_kv_heads.to_string()),
+                ("attention_k_eq_v", m.values_are_keys.to_string()),
                 ("head_dim", m.local_head_dim.to_string()),
                 ("global_head_dim", m.head_dim.to_string()),
                 ("intermediate_size", m.ffn_dim.to_string()),
@@ -380,13 +389,14 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         "use_bidirectional_attention",
         "use_bias",
         "conv_bias",
-        "enable_moe_block",
-        "attention_k_eq_v",
         "mamba_proj_bias",
         "projectors_bias",
     ];
     // Its multipliers are not those of biases.
     off.extend(["attention_bias"].iter().filter(|_| arch == Arch::FalconH1));
+    if arch != Arch::Gemma4 {
+        off.extend(["enable_moe_block", "attention_k_eq_v"]);
+    }
     if arch.family().attention_gate != AttentionGate::None {
         for field in ["attn_output_gate", "use_attention_gate", "use_sandwich_norm"] {
             if !f.read_bool(field, true)? {
@@ -401,9 +411,6 @@ fn check_supported(f: &Fields<'_>, arch: Arch) -> Result<(), ConfigError> {
         if f.read_bool(field, false)? {
             return f.unsupported(field, "false");
         }
-    }
-    if f.get("num_global_key_value_heads").is_some_and(|heads| Some(heads) != f.get("num_key_value_heads")) {
-        return f.unsupported("num_global_key_value_heads", "null");
     }
     for field in ["attn_logit_softcapping", "final_logit_softcapping"] {
         let is_read = arch == Arch::Gemma4 && field == "final_logit_softcapping";

@@ -189,12 +189,12 @@ impl CpuDevice {
                 if LAYER_KINDS[index].is_attention() {
                     inputs.add(index, InputOf::MixerOut, &s.att_in, (HEADS * head_dim(index), 0..n));
                 }
-                if has_ffn(index) {
-                    inputs.add(index, InputOf::Ffn, &s.h, (DIM, 0..n));
-                }
             }
             s.gate_up(layer, pool, isa, n); // silu(gate) * up, of the experts that a router chooses if there are several
             steps.end_step("gate_up", index);
+            if let Some(inputs) = inputs.as_mut().filter(|_| has_ffn(index)) {
+                inputs.add(index, InputOf::Ffn, &s.h, (DIM, 0..n));
+            }
             s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.end_step("down", index);
             if let Some(inputs) = inputs {

@@ -12,6 +12,8 @@ include!(concat!(env!("OUT_DIR"), "/dims.rs"));
 pub const Q_DIM: usize = HEADS * HEAD_DIM;
 /// Width of all key (or value) heads together.
 pub const KV_DIM: usize = KV_HEADS * HEAD_DIM;
+/// Width of the keys (or values) that a full-attention layer projects.
+pub const GLOBAL_KV_DIM: usize = GLOBAL_KV_HEADS * HEAD_DIM;
 /// Width of all query heads of a sliding-window layer together.
 pub const LOCAL_Q_DIM: usize = HEADS * LOCAL_HEAD_DIM;
 /// Width of all key (or value) heads of a sliding-window layer together.
@@ -66,10 +68,12 @@ const fn larger_of(a: usize, b: usize) -> usize {
 
 /// True if layers have experts.
 pub const HAS_EXPERTS: bool = EXPERTS.count != 0;
-/// True if every token goes through a feed-forward beside its experts.
-pub const HAS_SHARED_EXPERT: bool = EXPERTS.shared_dim != 0;
+/// True if every token goes through a feed-forward beside its experts, with their input.
+pub const HAS_SHARED_EXPERT: bool = EXPERTS.shared_dim != 0 && !EXPERTS.own_norms;
 /// True if its output has a gate.
 pub const HAS_SHARED_EXPERT_GATE: bool = HAS_SHARED_EXPERT && !matches!(ARCH, Arch::GraniteMoeHybrid);
+/// True if a feed-forward beside the experts and they themselves have norms of their own.
+pub const HAS_BRANCHES: bool = EXPERTS.own_norms;
 /// Rows of the matrix of all experts' gates, or ups: `[expert][EXPERTS.dim]`.
 pub const EXPERT_ROWS: usize = EXPERTS.count * EXPERTS.dim;
 /// Rows of the matrix of all experts' downs: `[expert][DIM]`.
@@ -177,6 +181,9 @@ pub const MIXED: usize = match (CONV_TAPS, HAS_DELTA_NET) {
 
 const _: () = assert!(!HAS_EXPERTS || EXPERTS.dim.is_multiple_of(16) && DIM.is_multiple_of(16));
 const _: () = assert!(!HAS_EXPERTS || !MLP_BIAS);
+const _: () = assert!(!HAS_BRANCHES || POST_NORMS && PRE_NORMS, "the sum of both branches is normed");
+const _: () =
+    assert!(KV_HEADS.is_multiple_of(GLOBAL_KV_HEADS) && (GLOBAL_KV_HEADS == KV_HEADS || GATE_DIM == 0));
 const _: () = assert!(HAS_EXPERTS || !EXPERT_BIAS, "only experts have this activation function");
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
 const _: () = assert!(!HAS_MAMBA || !HAS_DELTA_NET && count_before(LAYERS, LayerKind::ShortConv) == 0);
@@ -224,6 +231,7 @@ pub const IS_PLAIN_LLAMA: bool = matches!(NORM, Norm::Rms)
     && !HAS_TWO_ANGLE_SETS
     && ROPE_DIM == HEAD_DIM
     && !HAS_LOCAL_HEADS
+    && !VALUES_ARE_KEYS
     && SHARED_KV_LAYERS == 0
     && !HAS_PER_LAYER
     && !HAS_EXPERTS
@@ -294,6 +302,17 @@ pub const fn head_dim(layer: usize) -> usize {
     if is_sliding(layer) { LOCAL_HEAD_DIM } else { HEAD_DIM }
 }
 
+/// True if a layer's values are its projected keys.
+pub const fn values_are_keys(layer: usize) -> bool {
+    VALUES_ARE_KEYS && !is_sliding(layer)
+}
+
+/// KV heads that a layer projects. If they are fewer than [`KV_HEADS`], the cache has each of them several times, once
+/// for every group of query heads that reads it.
+pub const fn kv_heads(layer: usize) -> usize {
+    if is_sliding(layer) { KV_HEADS } else { GLOBAL_KV_HEADS }
+}
+
 /// Width of a layer's feed-forward.
 pub const fn ffn_dim(layer: usize) -> usize {
     if layer < FIRST_SHARING_LAYER { FFN_DIM } else { SHARED_FFN_DIM }
@@ -351,6 +370,8 @@ pub fn baked_config() -> ModelConfig {
         dim: DIM,
         heads: HEADS,
         kv_heads: KV_HEADS,
+        global_kv_heads: GLOBAL_KV_HEADS,
+        values_are_keys: VALUES_ARE_KEYS,
         head_dim: HEAD_DIM,
         local_head_dim: LOCAL_HEAD_DIM,
         ffn_dim: FFN_DIM,

@@ -30,8 +30,8 @@ pub use config::load_config;
 pub use convert::{Importance, LoadOptions};
 pub use imatrix::ImportanceFile;
 pub use layer::{
-    Attention, DeltaNet, FeedForward, Ffn, Layer, Mamba, Mixer, MixtureOfExperts, PerLayerEmbeddings,
-    PerLayerInput, ShortConv,
+    Attention, DeltaNet, FeedForward, Ffn, FfnBranches, Layer, Mamba, Mixer, MixtureOfExperts,
+    PerLayerEmbeddings, PerLayerInput, ShortConv,
 };
 pub use model_path::{ModelPath, OpenModel};
 pub use mtp::{MtpBlock, mtp_tensors};

@@ -351,6 +351,12 @@ impl Plan {
         self.needed_bytes_for(self.options.max_seq_len)
     }
 
+    /// Bytes of experts in a mapped file that a token reads, and of all of them; zeros if there are none.
+    pub fn expert_bytes(&self) -> (u64, u64) {
+        let WeightBytes { chosen, unchosen, .. } = self.weights;
+        (chosen, add(chosen, unchosen))
+    }
+
     /// Bytes of one sequence: its cache, buffers and threads. Every other sequence needs the same.
     pub fn session_bytes(&self) -> u64 {
         let shared = [self.weights.mapped, self.calibration_bytes(), self.tokenizer_bytes(), self.program];

@@ -128,15 +128,28 @@ fn plan_text(plan: &Plan, empty: Option<u64>) -> String {
         Some(Some(n)) => n.to_string(),
     };
     format!(
-        "{}\n\n{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}",
+        "{}\n\n{} ({}, {})\n\n{}\nlargest --max-seq-len that fits: {longest}\n{}{}{}",
         give_verdict(plan),
         one_line(&plan.options.model.to_string_lossy(), MAX_LINE_BYTES - 40),
         dims::MODEL,
         form_name(plan),
         align_columns(&sides, &lines),
+        experts_line(plan),
         sharing_line(plan),
         draft_line(plan)
     )
+}
+
+/// A line about experts that stay in the file, which a token reads from there if memory has no room for them.
+fn experts_line(plan: &Plan) -> String {
+    match plan.expert_bytes() {
+        (_, 0) => String::new(),
+        (read, all) => format!(
+            "a token reads {} of {} of experts; what is not in memory is read from the file\n",
+            format_mib(read),
+            format_mib(all)
+        ),
+    }
 }
 
 /// A line about server slots that cannot all be full.
@@ -191,6 +204,7 @@ fn plan_json(plan: &Plan, empty: Option<u64>) -> Value {
         "batch": o.sequence_count(),
         "draft_model": o.draft_model.as_ref().map(|program| program.to_string_lossy()),
         "items": items,
+        "expert_bytes_per_token": plan.expert_bytes().0,
         "empty_bytes": empty,
         "shared_rows_bytes": plan.shared_rows(),
         "need_bytes": plan.needed_bytes(),

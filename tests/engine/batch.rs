@@ -94,6 +94,36 @@ fn each_answer_is_that_of_its_prompt_alone() {
     }
 }
 
+/// Short texts of all kinds, with eight at once: a prompt is computed beside others' tokens, and with experts each pass
+/// has other tokens of each expert.
+#[test]
+fn five_hundred_texts_are_each_as_alone() {
+    const WORDS: [&str; 7] = ["Once", " upon", " a", " time", " Lily", " saw", " 17"];
+    let items: Vec<BatchItem> = (0..500usize)
+        .map(|i| {
+            let prompt: String = (0..i % 9).map(|n| WORDS[(i / 9 + n * (i % 5 + 1)) % WORDS.len()]).collect();
+            let drawn = SamplerOptions { seed: i as u64, temperature: 1.5, top_k: 0, ..Default::default() };
+            let mut item = item(&prompt, i % 7, if i % 3 == 0 { greedy() } else { drawn });
+            item.options.ignore_eos = true;
+            item
+        })
+        .collect();
+    let engine = Engine::load(options(1, 1)).unwrap();
+    let expected: Vec<BatchAnswer> =
+        items.iter().enumerate().map(|(i, item)| alone(&engine, i, item)).collect();
+    let mut texts: Vec<&str> = expected.iter().map(|answer| &*answer.text).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    assert!(texts.len() > 200, "only {} different texts", texts.len());
+    let engine = Engine::load(EngineOptions { prefill_chunk: 5, ..options(8, 3) }).unwrap();
+    let mut found = together(&engine, &items);
+    found.sort_by_key(|answer| answer.index);
+    for (found, expected) in found.iter().zip(&expected) {
+        assert_eq!(found, expected);
+    }
+    assert_eq!(found.len(), expected.len());
+}
+
 #[test]
 fn each_text_evicts_as_it_would_alone() {
     for policy in [Policy::Sliding, Policy::SnapKv, Policy::H2o] {

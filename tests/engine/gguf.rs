@@ -154,7 +154,7 @@ fn blocks_are_near_their_values_and_packed_files_have_their_bits() {
 }
 
 /// Attention and feed-forward of a layer that has the usual ones.
-pub fn halves(layer: &Layer) -> (&Attention<Q_DIM, KV_DIM>, &FeedForward<FFN_DIM>) {
+pub fn halves(layer: &Layer) -> (&Attention<Q_DIM, GLOBAL_KV_DIM>, &FeedForward<FFN_DIM>) {
     match (&layer.mixer, &layer.ffn) {
         (Mixer::Attention(attention), Ffn::Usual(ffn)) => (attention, ffn),
         _ => panic!("another kind of layer"),

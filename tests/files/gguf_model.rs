@@ -61,6 +61,7 @@ fn every_family_has_the_same_config_in_both_kinds_of_files() {
         "m20-qwen35-bf16.F16",
         "m20n-qwen35-nested.Q8_0",
         "m22-gemma4-e2b-bf16.Q8_0",
+        "m22b-gemma4-moe-bf16.Q8_0",
         "m26-ministral3-bf16.Q8_0",
         "m27-mistral-bf16.Q8_0",
         "m29-hunyuan-bf16.Q8_0",

@@ -6,6 +6,7 @@ mod cargo_test;
 mod clients;
 mod deps;
 mod device;
+mod larger;
 mod python;
 mod real;
 mod report;
@@ -60,6 +61,7 @@ const PARTS: &[Part] = &[
     Part { name: "refusal", when: Always, about: "a model of an unsupported architecture is refused with a one-line error", run: another_architecture },
     Part { name: "assertions", when: All, about: "the CPU's tests with Rust's pointer checks", run: with_pointer_checks },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
+    Part { name: "larger", when: All, about: "a model of experts twice as large as memory writes the same text", run: larger::run },
     Part { name: "quality", when: All, about: "the cost of four-bit caches and eviction, as promised in the story model's README", run: quality_of_the_cache },
     Part { name: "clients", when: All, about: "the server with real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
     Part { name: "templates", when: All, about: "llama.cpp's chat templates render as in jinja2 with the settings of transformers", run: templates::run },
@@ -190,7 +192,11 @@ fn sliding_window_layers() -> Outcome {
         ("m20n-qwen35-nested", &["conversation::", "draft::", "mtp::"]),
         ("m19b-lfm2-bf16", &["conversation::", "draft::"]),
         ("m21-lfm2moe-bf16", &["conversation::"]),
-        ("m23-qwen3moe-bf16", &["batch::logits"]),
+        (
+            "m22b-gemma4-moe-bf16",
+            &["sliding_window::", "batch::logits", "batch::five_hundred", "conversation::"],
+        ),
+        ("m23-qwen3moe-bf16", &["batch::logits", "batch::five_hundred"]),
         ("m34-falconh1-bf16", &["batch::logits", "conversation::", "draft::"]),
     ] {
         let tests = CargoTest::new(&["--test", "engine"]).for_model(&build::model_dir(model)?);

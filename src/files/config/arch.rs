@@ -153,6 +153,7 @@ impl Arch {
             (Arch::Gpt2, "num_hidden_layers") => "n_layer",
             (Arch::Gpt2, "intermediate_size") => "n_inner",
             (Arch::Gpt2, "max_position_embeddings") => "n_positions",
+            (Arch::Gemma4, "num_experts_per_tok") => "top_k_experts",
             (Arch::GptOss | Arch::GraniteMoeHybrid, "num_experts") => "num_local_experts",
             (Arch::GptOss | Arch::GraniteMoeHybrid, "moe_intermediate_size") => "intermediate_size",
             (Arch::GraniteMoeHybrid, "intermediate_size" | "shared_expert_intermediate_size") => {

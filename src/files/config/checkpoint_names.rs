@@ -29,6 +29,15 @@ pub(super) const LFM3_TENSORS: &[(&str, &str)] = &[
     ("mlp.down_proj", "feed_forward.w2"),
 ];
 
+/// Names of the tensors of Gemma 4's experts, which are beside its usual feed-forward.
+pub(super) const GEMMA4_TENSORS: &[(&str, &str)] = &[
+    ("mlp.gate.", "router.proj."),
+    ("mlp.router_scale", "router.scale"),
+    ("mlp.expert_scale", "router.per_expert_scale"),
+    ("mlp.experts.", "experts."),
+    ("mlp.shared_expert.", "mlp."),
+];
+
 /// Names of Hunyuan's tensors.
 pub(super) const HUNYUAN_TENSORS: &[(&str, &str)] =
     &[("q_norm", "query_layernorm"), ("k_norm", "key_layernorm")];

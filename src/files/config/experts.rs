@@ -20,6 +20,9 @@ pub struct Experts {
     pub dim: usize,
     /// Width of the feed-forward that every token goes through besides; 0 without.
     pub shared_dim: usize,
+    /// That feed-forward, the experts and the router have norms of their own on the residual, and the outputs of both
+    /// are normed before they are added. Otherwise all have one input, and the feed-forward's output a gate.
+    pub own_norms: bool,
     pub router: Router,
     /// The weights of the chosen experts are divided by their sum.
     pub renormalised: bool,
@@ -46,6 +49,7 @@ impl Experts {
         used: 0,
         dim: 0,
         shared_dim: 0,
+        own_norms: false,
         router: Router::Softmax,
         renormalised: false,
         scale: 1.0,
@@ -59,15 +63,24 @@ pub(super) fn read_experts(
     arch: Arch,
     (layers, width): (usize, usize),
 ) -> Result<(Experts, Vec<bool>), ConfigError> {
-    let Some(default) = arch.family().experts else { return Ok((Experts::NONE, vec![false; layers])) };
+    let is_on = arch != Arch::Gemma4 || f.read_bool("enable_moe_block", false)?;
+    let Some(default) = arch.family().experts.filter(|_| is_on) else {
+        return Ok((Experts::NONE, vec![false; layers]));
+    };
+    for field in ["n_group", "topk_group"] {
+        if f.get(field).is_some_and(|groups| groups.as_u64() != Some(1)) {
+            return f.unsupported(field, "1, or no such field: experts are not chosen by groups");
+        }
+    }
+    let or_required = |size: usize| (size > 0).then_some(size);
     let field = arch.field_name("num_experts");
     if arch == Arch::GraniteMoeHybrid && f.read_count(field, default.count, MAX_EXPERTS)? == 0 {
         return Ok((Experts::NONE, vec![false; layers]));
     }
-    let count = f.read_size(field, Some(default.count), MAX_EXPERTS)?;
-    let used = f.read_size("num_experts_per_tok", Some(default.used), count)?;
+    let count = f.read_size(field, or_required(default.count), MAX_EXPERTS)?;
+    let used = f.read_size(arch.field_name("num_experts_per_tok"), or_required(default.used), count)?;
     let width_field = arch.field_name("moe_intermediate_size");
-    let dim = f.read_size(width_field, Some(default.dim), MAX_DIM)?;
+    let dim = f.read_size(width_field, or_required(default.dim), MAX_DIM)?;
     let mut experts = Experts { count, used, dim, ..default };
     // The rows of an expert are whole groups of sixteen of a matrix of all.
     if !dim.is_multiple_of(32) {
@@ -76,7 +89,12 @@ pub(super) fn read_experts(
     if !width.is_multiple_of(16) {
         return f.unsupported("hidden_size", "a multiple of 16");
     }
-    if default.shared_dim > 0 {
+    if default.own_norms {
+        experts.shared_dim = f.read_size("intermediate_size", None, MAX_DIM)?;
+        if f.read_bool("use_double_wide_mlp", false)? {
+            return f.unsupported("use_double_wide_mlp", "false, in a model with experts");
+        }
+    } else if default.shared_dim > 0 {
         let field = arch.field_name("shared_expert_intermediate_size");
         experts.shared_dim = f.read_size(field, Some(default.shared_dim), MAX_DIM)?;
     }

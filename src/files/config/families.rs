@@ -1,8 +1,8 @@
 //! A row of names, defaults and switches for each model family.
 
 use super::checkpoint_names::{
-    FALCON_H1_TENSORS, GPT2_TENSORS, GRANITE_FUSED, HUNYUAN_TENSORS, LFM2_TENSORS, LFM3_TENSORS,
-    NEMOTRON_H_TENSORS, TEXT_PART,
+    FALCON_H1_TENSORS, GEMMA4_TENSORS, GPT2_TENSORS, GRANITE_FUSED, HUNYUAN_TENSORS, LFM2_TENSORS,
+    LFM3_TENSORS, NEMOTRON_H_TENSORS, TEXT_PART,
 };
 use super::experts::{Experts, Router};
 use super::switches::{AttentionGate, Mlp, Norm, QkNorm};
@@ -32,7 +32,7 @@ pub struct Family {
     /// Each head has a logit that takes part in the softmax, and whose share is dropped.
     pub attention_sinks: bool,
     pub mlp: Mlp,
-    /// Defaults of its mixtures of experts, if it has such.
+    /// Defaults of its mixtures of experts, if it has such; a size of 0 must be in the config.
     pub experts: Option<Experts>,
     /// Each layer multiplies the residual with a factor of its own.
     pub layer_scalars: bool,
@@ -225,6 +225,8 @@ pub(super) const GEMMA_4: Family = Family {
     norms_add_one: false,
     value_norm: true,
     layer_scalars: true,
+    experts: Some(Experts { renormalised: true, own_norms: true, ..Experts::NONE }),
+    tensor_names: GEMMA4_TENSORS,
     ..GEMMA_3
 };
 

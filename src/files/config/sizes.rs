@@ -44,6 +44,16 @@ pub(super) fn read_heads(f: &Fields<'_>, arch: Arch) -> Result<(usize, usize), C
     f.unsupported("num_key_value_heads", &format!("a divisor of num_attention_heads ({heads})"))
 }
 
+/// Number of KV heads of full-attention layers.
+pub(super) fn read_global_kv_heads(f: &Fields<'_>, kv_heads: usize) -> Result<usize, ConfigError> {
+    const FIELD: &str = "num_global_key_value_heads";
+    let heads = f.read_size(FIELD, Some(kv_heads), MAX_DIM)?;
+    if kv_heads.is_multiple_of(heads) {
+        return Ok(heads);
+    }
+    f.unsupported(FIELD, &format!("a divisor of num_key_value_heads ({kv_heads})"))
+}
+
 /// Cap of logits; 0 without.
 pub(super) fn read_softcap(f: &Fields<'_>) -> Result<f64, ConfigError> {
     match f.get("final_logit_softcapping") {

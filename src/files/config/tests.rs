@@ -359,8 +359,34 @@ fn layers_with_experts_are_found_and_their_sizes_checked() {
     assert_eq!((m.experts.dim, m.experts.limit, m.attention_sinks, m.qkv_bias), (96, 7.0, true, true));
     assert_eq!(m.layer_kinds[..2], [LayerKind::SlidingWindow, LayerKind::FullAttention]);
     assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None);
+    for field in ["enable_moe_block", "attention_k_eq_v"] {
+        assert_eq!(qwen(&format!(r#", "{field}": true"#)).unwrap_err().field, field);
+    }
+    let gemma = |more: &str| {
+        let text = r#""head_dim": 16, "global_head_dim": 32, "num_key_value_heads": 4, "num_experts": 8,
+            "moe_intermediate_size": 32, "hidden_size_per_layer_input": 0"#;
+        moe("\"gemma4_text\"", &format!("{text}{more}"))
+    };
+    let m = gemma("").unwrap();
+    assert_eq!((m.experts, m.global_kv_heads, m.values_are_keys, m.ffn_dim), (Experts::NONE, 4, false, 96));
+    const ON: &str = r#", "enable_moe_block": true, "attention_k_eq_v": true"#;
+    let m = gemma(&format!(r#"{ON}, "top_k_experts": 2, "num_global_key_value_heads": 1"#)).unwrap();
+    assert_eq!((m.experts.count, m.experts.used, m.experts.dim, m.experts.shared_dim), (8, 2, 32, 96));
+    assert_eq!((m.experts.own_norms, m.kv_heads, m.global_kv_heads, m.values_are_keys), (true, 4, 1, true));
+    assert_eq!(m.find_difference(&ModelConfig::parse(&m.to_json()).unwrap()), None);
+    for (more, field) in [
+        ("", "top_k_experts"),
+        (r#", "top_k_experts": 9"#, "top_k_experts"),
+        (r#", "top_k_experts": 2, "num_global_key_value_heads": 3"#, "num_global_key_value_heads"),
+        (r#", "top_k_experts": 2, "num_global_key_value_heads": 8"#, "num_global_key_value_heads"),
+        (r#", "top_k_experts": 2, "use_double_wide_mlp": true"#, "use_double_wide_mlp"),
+    ] {
+        assert_eq!(gemma(&format!("{ON}{more}")).unwrap_err().field, field, "{more}");
+    }
     for (more, field) in [
         (r#", "num_experts_per_tok": 9"#, "num_experts_per_tok"),
+        (r#", "n_group": 8"#, "n_group"),
+        (r#", "n_group": 1, "topk_group": 2"#, "topk_group"),
         (r#", "moe_intermediate_size": 40"#, "moe_intermediate_size"),
         (r#", "num_experts": 5000"#, "num_experts"),
         (r#", "mlp_only_layers": [4]"#, "mlp_only_layers"),

@@ -94,6 +94,10 @@ impl ModelConfig {
             config["hidden_size_per_layer_input"] = json!(self.per_layer_dim);
             config["final_logit_softcapping"] = json!(Some(self.logit_softcap).filter(|cap| *cap > 0.0));
         }
+        if self.values_are_keys {
+            config["num_global_key_value_heads"] = json!(self.global_kv_heads);
+            config["attention_k_eq_v"] = json!(true);
+        }
         if self.arch == Arch::Lfm2 {
             config["block_auto_adjust_ff_dim"] = json!(false);
         }
@@ -152,16 +156,20 @@ impl ModelConfig {
 
     /// Writes the fields of experts.
     fn write_experts(&self, config: &mut Value) {
-        let Experts { count, used, dim, shared_dim, router, renormalised, scale, limit } = self.experts;
+        let Experts { count, used, dim, shared_dim, own_norms, router, renormalised, scale, limit } =
+            self.experts;
         if count == 0 {
             return;
         }
         let dense: Vec<usize> = (0..self.layers).filter(|layer| !self.expert_layers[*layer]).collect();
         config[self.arch.field_name("num_experts")] = json!(count);
-        config["num_experts_per_tok"] = json!(used);
+        config[self.arch.field_name("num_experts_per_tok")] = json!(used);
         config[self.arch.field_name("moe_intermediate_size")] = json!(dim);
         config["norm_topk_prob"] = json!(renormalised);
-        if shared_dim > 0 {
+        if own_norms {
+            config["enable_moe_block"] = json!(true);
+            config["intermediate_size"] = json!(shared_dim);
+        } else if shared_dim > 0 {
             config[self.arch.field_name("shared_expert_intermediate_size")] = json!(shared_dim);
         }
         if limit > 0.0 {

@@ -7,7 +7,7 @@
 use super::acts::{Activations, try_vec};
 use super::matmul::{self, GateUp, MatmulOutput, OutputColumns};
 use super::projections::ProjectionPart;
-use super::steps::{Scratch, add_to_residual, put_blocks, put_floats, task_cols};
+use super::steps::{Scratch, add_to_residual, norm_row, put_blocks, put_floats, task_cols};
 use crate::dims::*;
 use crate::weights::{ActivationForms, MixtureOfExperts};
 use files::Result;
@@ -28,6 +28,8 @@ const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT_GATE as usize;
 /// Lengths of chunks, which must not be 0 in models without experts.
 const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
 const USED_CHUNK: usize = if HAS_EXPERTS { USED } else { 1 };
+/// True if every token goes through a feed-forward beside its experts.
+const HAS_FFN_BESIDE: bool = HAS_SHARED_EXPERT || HAS_BRANCHES;
 /// Term of the sum that divides sigmoids, as in transformers' `Lfm2MoeSparseMoeBlock`.
 const SIGMOID_EPS: f32 = 1e-6;
 
@@ -72,7 +74,7 @@ impl ExpertScratch {
     /// Buffers for passes of `max_tokens` tokens. Gates and ups read `of_input`, downs `of_ffn`.
     pub(super) fn new(isa: Isa, max_tokens: usize, [of_input, of_ffn]: [ActivationForms; 2]) -> Result<Self> {
         let max_tokens = if HAS_EXPERTS { max_tokens } else { 0 };
-        let (rows, shared) = (max_rows(isa, max_tokens), if HAS_SHARED_EXPERT { max_tokens } else { 0 });
+        let (rows, shared) = (max_rows(isa, max_tokens), if HAS_FFN_BESIDE { max_tokens } else { 0 });
         Ok(Self {
             scores: try_vec(max_tokens * SCORES, 0.0)?,
             choices: try_vec(max_tokens * USED, Choice::default())?,
@@ -92,7 +94,7 @@ impl ExpertScratch {
             return 0;
         }
         let rows = max_rows(isa, max_tokens);
-        let shared = if HAS_SHARED_EXPERT { max_tokens } else { 0 };
+        let shared = if HAS_FFN_BESIDE { max_tokens } else { 0 };
         let of_tokens = max_tokens * (4 * SCORES + USED * size_of::<Choice>());
         let of_experts = COUNT * (2 * size_of::<usize>() + size_of::<Range<usize>>());
         of_tokens
@@ -139,9 +141,17 @@ impl ExpertScratch {
 
 impl Scratch {
     /// Chooses experts for the first `n` tokens by the normed residual. Computes silu(gate) * up of each token's experts,
-    /// and of the shared expert.
+    /// and of the feed-forward beside them.
     pub(super) fn compute_experts(&mut self, w: &MixtureOfExperts, pool: &Pool, isa: Isa, n: usize) {
+        let branches = w.branches.as_ref().filter(|_| HAS_BRANCHES);
+        if let Some(branches) = branches {
+            self.compute_gate_up(&branches.shared, pool, isa, n);
+            self.norm_tokens(&branches.router_norm, pool, isa, n);
+        }
         self.choose_experts(w, pool, isa, n);
+        if let Some(branches) = branches {
+            self.norm_tokens(&branches.experts_norm, pool, isa, n);
+        }
         let used = self.experts.row_count();
         let ExpertScratch { chosen, rows, tokens, input, ffn, .. } = &mut self.experts;
         input.copy_rows::<DIM>(&self.h, &tokens[..used], pool, isa);
@@ -192,17 +202,22 @@ impl Scratch {
             }
         });
         let scores = &*scores;
+        let expert_scale = w.branches.as_ref().map_or(&[][..], |branches| &branches.expert_scale);
         let rows = n.div_ceil(4 * pool.thread_count());
         pool.run_tiles(&mut experts.choices[..n * USED], USED_CHUNK, (rows, USED_CHUNK), |mut tile| {
             for r in 0..tile.rows {
                 let of_token = &scores[(tile.row + r) * SCORES..][..COUNT];
-                choose_best(isa, of_token, &w.choice_bias, tile.row_mut(r));
+                let choices = tile.row_mut(r);
+                choose_best(isa, of_token, &w.choice_bias, choices);
+                if HAS_BRANCHES {
+                    choices.iter_mut().for_each(|c| c.weight *= expert_scale[c.expert as usize]);
+                }
             }
         });
         experts.sort_by_expert(isa, n);
     }
 
-    /// Adds the weighted outputs of each token's experts, and of the shared expert, to the residual.
+    /// Adds the weighted outputs of each token's experts, and of the feed-forward beside them, to the residual.
     pub(super) fn project_experts(&mut self, w: &MixtureOfExperts, pool: &Pool, isa: Isa, n: usize) {
         let used = self.experts.row_count();
         let ExpertScratch { scores, choices, chosen, rows, ffn, out, .. } = &mut self.experts;
@@ -219,7 +234,10 @@ impl Scratch {
                 }
             });
         });
-        if let Some((shared, _)) = w.shared.as_ref().filter(|_| HAS_SHARED_EXPERT) {
+        let branches = w.branches.as_ref();
+        let shared =
+            w.shared.as_ref().map(|(shared, _)| shared).or(branches.map(|branches| &branches.shared));
+        if let Some(shared) = shared.filter(|_| HAS_FFN_BESIDE) {
             let x = self.ffn.as_input::<{ EXPERTS.shared_dim }>(isa, n);
             pool.run_columns(&mut of_shared[..n * DIM], DIM, tile, |mut tile| {
                 matmul::project(isa, &shared.down, x, MatmulOutput::whole_tile(&mut tile), |to, y, _| {
@@ -244,6 +262,13 @@ impl Scratch {
                         apply_sigmoid(isa, &mut gate);
                     }
                     ops::add_scaled(isa, &mut sum, &of_shared[t * DIM..][..DIM], gate[0]);
+                }
+                if let Some(branches) = branches.filter(|_| HAS_BRANCHES) {
+                    let mut of_branch = [0.0; DIM];
+                    norm_row(isa, &of_shared[t * DIM..][..DIM], &branches.shared_post_norm, &mut of_branch);
+                    let row = tile.row_mut(r);
+                    norm_row(isa, &sum, &branches.experts_post_norm, row);
+                    sum.iter_mut().zip(row).zip(of_branch).for_each(|((sum, x), y)| *sum = y + *x);
                 }
                 tile.row_mut(r).iter_mut().zip(sum).for_each(|(to, y)| add_to_residual(to, y));
             }

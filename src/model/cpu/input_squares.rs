@@ -26,7 +26,7 @@ pub(super) enum InputOf {
     MixerOut,
     /// That of Mamba2, which may be beside it.
     MambaOut,
-    /// Gate and up.
+    /// Gate and up; of the experts alone if a feed-forward beside them has another input.
     Ffn,
     /// Down.
     FfnDown,
@@ -129,6 +129,7 @@ impl InputSquares {
         let layer: Option<usize> = number.and_then(|(number, _)| number.parse().ok());
         match layer.filter(|layer| *layer < LAYERS) {
             Some(_) if name.contains("mlp.shared_expert.down_proj") => None,
+            Some(_) if HAS_BRANCHES && name.contains("mlp.shared_expert.") => None,
             Some(layer) => {
                 let of = inputs.iter().find(|(part, _)| name.contains(part));
                 of.map(|(_, of)| layer * Self::PER_LAYER + *of as usize)

@@ -165,7 +165,10 @@ fn list_forms(weights: &Weights) -> [ActivationForms; 7] {
         activation_forms(weights, |layer| match &layer.ffn {
             Ffn::Usual(w) => w.down.activation_forms(),
             Ffn::Wide(w) => w.down.activation_forms(),
-            Ffn::Experts(w) => forms_of(w.shared.as_ref().map(|(w, _)| &w.down)),
+            Ffn::Experts(w) => {
+                let branch = forms_of(w.branches.as_ref().map(|branches| &branches.shared.down));
+                forms_of(w.shared.as_ref().map(|(w, _)| &w.down)) | branch
+            }
             Ffn::None => ActivationForms::default(),
         }),
         activation_forms(weights, |layer| forms_of(layer.per_layer.as_ref().map(|w| &w.out))),

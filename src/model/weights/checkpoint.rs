@@ -354,12 +354,7 @@ fn of_experts(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     let (config, is_bias) = ("config.json makes", spec.role == TensorRole::Vector);
     let rows = if is_bias { spec.cols } else { spec.rows } / EXPERTS.count;
     let pairs = ARCH == Arch::GptOss; // rows of gate and up alternate
-    let half = |part| RowOrder::HeadPart { head_dim: if pairs { 1 } else { rows }, part, parts: 2 };
-    let fused = [("gate_proj", "gate_up_proj", half(0)), ("up_proj", "gate_up_proj", half(1))];
-    let (name, order) = fused.iter().find(|(part, ..)| spec.name.contains(part)).map_or_else(
-        || (spec.name.clone(), RowOrder::Unchanged),
-        |(part, fused, order)| (spec.name.replace(part, fused), *order),
-    );
+    let (name, order) = fuse_gate_up(spec, if pairs { 1 } else { rows });
     let name = name.replace(".weight", "").replace(".bias", "_bias");
     let all = if order == RowOrder::Unchanged { rows } else { 2 * rows };
     let checked = |name: &str, want: &[usize]| {
@@ -407,6 +402,19 @@ fn of_experts(source: &Safetensors, spec: &TensorSpec) -> Result<StoredTensor> {
     Ok(StoredTensor { parts, ..stored(found[0], StoredForm::Rows, RowOrder::Unchanged)? })
 }
 
+/// Name of the tensor with the rows, or biases, of all experts, and their order there: those of gate and up alternate,
+/// `run` of each, in a tensor of both.
+fn fuse_gate_up(spec: &TensorSpec, run: usize) -> (String, RowOrder) {
+    for (part, name) in ["gate_proj", "up_proj"].into_iter().enumerate() {
+        if spec.name.contains(name) {
+            let fused = spec.name.replace(name, "gate_up_proj");
+            let order = RowOrder::HeadPart { head_dim: run, part, parts: 2 };
+            return (ARCH.checkpoint_name(&fused), order);
+        }
+    }
+    (ARCH.checkpoint_name(&spec.name), RowOrder::Unchanged)
+}
+
 /// Name in GGUF files of the tensor of a spec whose checkpoint name is `plain`.
 pub(super) fn gguf_name(spec: &TensorSpec, plain: &str) -> String {
     let plain = if mtp::is_tensor(&spec.name) {
@@ -427,9 +435,21 @@ pub(super) fn gguf_order(spec: &TensorSpec) -> RowOrder {
 }
 
 fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
-    let (name, order) = (gguf_name(spec, &spec.stored.name), gguf_order(spec));
+    let mut place = (gguf_name(spec, &spec.stored.name), gguf_order(spec));
+    let (rows, config) = (spec.rows / EXPERTS.count.max(1), "the metadata make");
+    let (fused, halves) = fuse_gate_up(spec, rows);
+    let fused = gguf_name(spec, &fused);
+    let is_fused = spec.is_expert() && halves != RowOrder::Unchanged && gguf.get(&fused).is_some();
+    if is_fused {
+        place = (fused, halves);
+    }
+    let (name, order) = place;
     let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
-    check_shape(spec, (&file, &name), &shape, "the metadata make")?;
+    if is_fused {
+        check_same_shape((&file, &name), &shape, &[EXPERTS.count, 2 * rows, spec.cols], config)?;
+    } else {
+        check_shape(spec, (&file, &name), &shape, config)?;
+    }
     let row_bytes = block.row_bytes(spec.cols);
     let stored = StoredTensor {
         name,

@@ -2,9 +2,10 @@
 
 use super::spec::{
     ATTENTION_GATE_NAME, ATTN_POST_NORM, CHOICE_BIAS, DELTA_BIAS, DELTA_CONV, DELTA_DECAY, DELTA_NORM,
-    FFN_NORM, FFN_POST_NORM, LAYER_SCALAR, MAMBA_BIAS, MAMBA_CONV, MAMBA_CONV_BIAS, MAMBA_DECAY, MAMBA_NORM,
-    MAMBA_SKIP, PER_LAYER_GATE, PER_LAYER_OUT, PER_LAYER_POST_NORM, ROUTER, ROUTER_BIAS, SHARED_EXPERT_GATE,
-    SHORT_CONV, SINKS,
+    EXPERT_SCALE, EXPERTS_NORM, EXPERTS_POST_NORM, FFN_NORM, FFN_POST_NORM, LAYER_SCALAR, MAMBA_BIAS,
+    MAMBA_CONV, MAMBA_CONV_BIAS, MAMBA_DECAY, MAMBA_NORM, MAMBA_SKIP, PER_LAYER_GATE, PER_LAYER_OUT,
+    PER_LAYER_POST_NORM, ROUTER, ROUTER_BIAS, ROUTER_SCALE, SHARED_EXPERT_GATE, SHARED_POST_NORM, SHORT_CONV,
+    SINKS,
 };
 use super::storage::LoadedModel;
 use super::{ActivationForms, Matrix, take_matrix, take_norm, take_vector};
@@ -37,8 +38,8 @@ pub struct Layer {
 #[allow(clippy::large_enum_variant, reason = "a layer has one")]
 pub enum Mixer {
     /// Attention over keys and values.
-    Attention(Attention<Q_DIM, KV_DIM>),
-    /// Attention with the narrower heads of sliding-window layers, if they have such.
+    Attention(Attention<Q_DIM, GLOBAL_KV_DIM>),
+    /// Attention with the narrower, or more, heads of sliding-window layers, if they have such.
     LocalAttention(Attention<LOCAL_Q_DIM, LOCAL_KV_DIM>),
     /// A gated short convolution.
     ShortConv(ShortConv),
@@ -83,6 +84,24 @@ pub struct MixtureOfExperts {
     pub down_bias: Vec<f32>,
     /// The feed-forward of all tokens, and the matrix of its gate, if the model has them.
     pub shared: Option<(FeedForward<{ EXPERTS.shared_dim }>, Option<Matrix<1, DIM>>)>,
+    /// The feed-forward of all tokens in a model whose experts have norms of their own.
+    pub branches: Option<FfnBranches>,
+}
+
+/// A feed-forward beside the experts, and the norms and factors that are theirs alone.
+pub struct FfnBranches {
+    /// The feed-forward, whose input has the layer's usual norm.
+    pub shared: FeedForward<{ EXPERTS.shared_dim }>,
+    /// Norm of its output.
+    pub shared_post_norm: Vec<f32>,
+    /// Norm of the router's input.
+    pub router_norm: Vec<f32>,
+    /// Factor of each expert's weight: `[EXPERTS.count]`
+    pub expert_scale: Vec<f32>,
+    /// Norm of the experts' input.
+    pub experts_norm: Vec<f32>,
+    /// Norm of the weighted sum of their outputs.
+    pub experts_post_norm: Vec<f32>,
 }
 
 /// Weights of a feed-forward of `W` columns.
@@ -130,6 +149,7 @@ pub struct Attention<const Q: usize, const KV: usize> {
     pub wq: Matrix<Q, DIM>,
     /// `None`, like `wv`, if the layer reads keys and values of another.
     pub wk: Option<Matrix<KV, DIM>>,
+    /// `None` also if the values are the projected keys.
     pub wv: Option<Matrix<KV, DIM>>,
     pub q_bias: Vec<f32>,
     pub k_bias: Vec<f32>,
@@ -251,7 +271,9 @@ impl<const Q: usize, const KV: usize> Attention<Q, KV> {
 impl MixtureOfExperts {
     fn normed_forms(&self) -> ActivationForms {
         let shared = self.shared.as_ref().map(|(w, gate)| w.normed_forms() | forms_of(gate.as_ref()));
-        self.router.activation_forms() | self.gate_up_forms() | shared.unwrap_or_default()
+        let branch = self.branches.as_ref().map(|branches| branches.shared.normed_forms());
+        let besides = shared.or(branch).unwrap_or_default();
+        self.router.activation_forms() | self.gate_up_forms() | besides
     }
 
     /// Forms of activations that the experts' gates and ups read.
@@ -298,7 +320,9 @@ pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like:
                 w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
                 shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
             }),
-            LayerKind::SlidingWindow if HAS_LOCAL_HEADS => Mixer::LocalAttention(take_attention(model, at)?),
+            LayerKind::SlidingWindow if HAS_LOCAL_HEADS || GLOBAL_KV_HEADS != KV_HEADS => {
+                Mixer::LocalAttention(take_attention(model, at)?)
+            }
             LayerKind::Mamba | LayerKind::FeedForward => Mixer::None,
             _ => Mixer::Attention(take_attention(model, at)?),
         },
@@ -327,6 +351,17 @@ fn take_experts(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Mixt
         let gate = HAS_SHARED_EXPERT_GATE.then(|| take_matrix(model, &at(SHARED_EXPERT_GATE)));
         Ok((w, gate.transpose()?))
     };
+    let branches = || {
+        let root = (DIM as f32).sqrt();
+        Ok(FfnBranches {
+            shared: take_feed_forward(model, &|part| at(&format!("mlp.shared_expert.{part}")))?,
+            shared_post_norm: take_norm(model, &at(SHARED_POST_NORM))?,
+            router_norm: take_vector(model, &at(ROUTER_SCALE))?.iter().map(|x| x / root).collect(),
+            expert_scale: take_vector(model, &at(EXPERT_SCALE))?,
+            experts_norm: take_norm(model, &at(EXPERTS_NORM))?,
+            experts_post_norm: take_norm(model, &at(EXPERTS_POST_NORM))?,
+        })
+    };
     Ok(MixtureOfExperts {
         router: take_matrix(model, &at(ROUTER))?,
         router_bias: take_vector(model, &at(ROUTER_BIAS))?,
@@ -338,6 +373,7 @@ fn take_experts(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Mixt
         down: take_matrix(model, &at("mlp.experts.down_proj.weight"))?,
         down_bias: take_vector(model, &at("mlp.experts.down_proj.bias"))?,
         shared: HAS_SHARED_EXPERT.then(shared).transpose()?,
+        branches: HAS_BRANCHES.then(branches).transpose()?,
     })
 }
 
@@ -380,13 +416,12 @@ fn take_attention<const Q: usize, const KV: usize>(
     at: &dyn Fn(&str) -> String,
 ) -> Result<Attention<Q, KV>> {
     let has_keys = model.tensors.contains_key(&at("self_attn.k_proj.weight"));
-    let projection = |part: &str| {
-        has_keys.then(|| take_matrix(model, &at(&format!("self_attn.{part}_proj.weight")))).transpose()
-    };
+    let projection = |part: &str| take_matrix(model, &at(&format!("self_attn.{part}_proj.weight")));
+    let has_values = model.tensors.contains_key(&at("self_attn.v_proj.weight"));
     Ok(Attention {
         wq: take_matrix(model, &at("self_attn.q_proj.weight"))?,
-        wk: projection("k")?,
-        wv: projection("v")?,
+        wk: has_keys.then(|| projection("k")).transpose()?,
+        wv: has_values.then(|| projection("v")).transpose()?,
         q_bias: take_vector(model, &at("self_attn.q_proj.bias"))?,
         k_bias: take_vector(model, &at("self_attn.k_proj.bias"))?,
         v_bias: take_vector(model, &at("self_attn.v_proj.bias"))?,

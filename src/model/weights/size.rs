@@ -22,6 +22,8 @@ pub struct WeightBytes {
     pub mapped: u64,
     /// In pages of a mapped file that are hardly read: embeddings.
     pub dropped: u64,
+    /// The part of `mapped` that holds the experts which a token chooses.
+    pub chosen: u64,
     /// In pages of a mapped file that hold the experts which a token leaves out.
     pub unchosen: u64,
     /// On an OpenCL device: vectors, and matrices padded to whole groups of rows.
@@ -58,9 +60,17 @@ impl WeightBytes {
 
     /// Adds a matrix in a mapped file.
     fn add_mapped(&mut self, spec: &TensorSpec, bytes: u64) {
-        let read = spec.share_of_token(bytes);
-        self.mapped = add(self.mapped, read);
-        self.unchosen = add(self.unchosen, bytes - read);
+        self.mapped = add(self.mapped, spec.share_of_token(bytes));
+        self.add_experts(spec, bytes);
+    }
+
+    /// Adds the shares of a mapped matrix of experts that a token reads and leaves out.
+    fn add_experts(&mut self, spec: &TensorSpec, bytes: u64) {
+        if spec.is_expert() {
+            let read = spec.share_of_token(bytes);
+            self.chosen = add(self.chosen, read);
+            self.unchosen = add(self.unchosen, bytes - read);
+        }
     }
 }
 
@@ -79,8 +89,7 @@ fn packed_bytes(source: &Safetensors) -> WeightBytes {
     let mut bytes = WeightBytes { own, dropped, ..WeightBytes::default() };
     for (spec, form) in specs.iter().zip(forms) {
         bytes.device = add(bytes.device, device_bytes(spec, form));
-        let stored = stored_bytes(spec, form);
-        bytes.unchosen = add(bytes.unchosen, stored - spec.share_of_token(stored));
+        bytes.add_experts(spec, stored_bytes(spec, form));
     }
     bytes.mapped = all.saturating_sub(add(dropped, bytes.unchosen));
     bytes

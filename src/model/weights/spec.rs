@@ -199,10 +199,10 @@ pub(super) fn put_layer(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, like: u
 /// Adds the tensors of layer `layer`'s attention, whose names `at` completes.
 fn put_attention(put: PutTensor<'_>, at: &dyn Fn(&str) -> String, layer: usize) {
     use TensorRole::{Matrix, Vector};
-    let (q_dim, kv_dim) = (HEADS * head_dim(layer), KV_HEADS * head_dim(layer));
+    let (q_dim, kv_dim) = (HEADS * head_dim(layer), kv_heads(layer) * head_dim(layer));
     let has_keys = has_cache(layer);
     for (part, rows) in [("q", q_dim), ("k", kv_dim), ("v", kv_dim)] {
-        if part != "q" && !has_keys {
+        if part != "q" && !has_keys || part == "v" && values_are_keys(layer) {
             continue;
         }
         put(at(&format!("self_attn.{part}_proj.weight")), (rows, DIM), Matrix);
@@ -251,10 +251,15 @@ fn put_experts(put: PutTensor<'_>, at: &dyn Fn(&str) -> String) {
             put(at(&format!("mlp.experts.{part}_proj.bias")), (1, rows), Vector);
         }
     }
+    if HAS_BRANCHES {
+        put(at(ROUTER_SCALE), (1, DIM), Vector);
+        put(at(EXPERT_SCALE), (1, EXPERTS.count), Vector);
+        [EXPERTS_NORM, SHARED_POST_NORM, EXPERTS_POST_NORM].iter().for_each(|norm| put_norm(put, at(norm)));
+    }
     if HAS_SHARED_EXPERT_GATE {
         put(at(SHARED_EXPERT_GATE), (1, DIM), Matrix);
     }
-    if HAS_SHARED_EXPERT {
+    if EXPERTS.shared_dim != 0 {
         put_feed_forward(put, &|part| at(&format!("mlp.shared_expert.{part}")), EXPERTS.shared_dim);
     }
 }
@@ -390,6 +395,14 @@ pub(super) const SINKS: &str = "self_attn.sinks";
 /// Bias by which experts are chosen, but not weighed.
 pub(super) const CHOICE_BIAS: &str = "mlp.expert_bias";
 pub(super) const SHARED_EXPERT_GATE: &str = "mlp.shared_expert_gate.weight";
+/// Factors of the normed residual's elements that the router reads, times the root of [`DIM`].
+pub(super) const ROUTER_SCALE: &str = "mlp.router_scale";
+/// Factor of each expert's weight.
+pub(super) const EXPERT_SCALE: &str = "mlp.expert_scale";
+/// Norms before the experts, after the feed-forward beside them, and after the experts.
+pub(super) const EXPERTS_NORM: &str = "pre_feedforward_layernorm_2";
+pub(super) const SHARED_POST_NORM: &str = "post_feedforward_layernorm_1";
+pub(super) const EXPERTS_POST_NORM: &str = "post_feedforward_layernorm_2";
 pub(super) const SHORT_CONV: &str = "conv.conv.weight";
 pub(super) const DELTA_CONV: &str = "linear_attn.conv1d.weight";
 pub(super) const DELTA_BIAS: &str = "linear_attn.dt_bias";

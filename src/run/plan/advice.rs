@@ -1,6 +1,7 @@
 //! Checks that plans fit, and advice on options if they do not.
 
-use super::{DeviceMemory, Plan, format_mib, longest_where};
+use super::{DeviceMemory, Plan, WeightsForm, format_mib, longest_where};
+use crate::dims::HAS_EXPERTS;
 use crate::model::weights::WeightType;
 use crate::run::system::ProcessLimits;
 use files::{Error, Result};
@@ -149,6 +150,11 @@ impl Plan {
             Some(n) => format!("use {flags} with {}", context.describe_limit(n.min(asked))),
             None if self.options.weight_type == WeightType::F32 => {
                 "no context fits: use `EngineOptions::weight_type` q4_0, best after antigravity pack".into()
+            }
+            None if HAS_EXPERTS && self.form == WeightsForm::Checkpoint => {
+                "no context fits: use antigravity pack, whose files are mapped and need no memory for experts that \
+                 a token leaves out"
+                    .into()
             }
             None => "no context fits: close other programs or use a smaller model".into(),
         }

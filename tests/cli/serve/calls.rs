@@ -95,6 +95,79 @@ fn a_call_that_is_cut_is_said_once_and_the_same_whole_and_streamed() {
     }
 }
 
+/// gpt-oss: thinking, text before the call, and the call are messages, each with a header; so are those of the history.
+#[test]
+fn messages_of_channels_are_thinking_text_and_a_call_in_all_three_apis() {
+    let temp = TestDir::new();
+    let says = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>\
+                <|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{\"zone\": \"UTC\"}";
+    let template = crate::support::paths::root().join("tests/fixtures/chat/2026/gpt-oss.jinja");
+    let template = template.to_str().expect("a path");
+    let server =
+        Server::start(&["-m", &temp.model_that_says(says), "--chat-template", template, "-c", "2048"]);
+    let parameters = json!({"type": "object"});
+    let function = json!({"name": "now", "description": "d", "parameters": parameters});
+    let arguments = "{\"zone\": \"UTC\"}";
+    for (path, tool, history, whole_at, streamed_at) in [
+        (
+            "/v1/chat/completions",
+            json!({"type": "function", "function": function}),
+            json!([{"role": "user", "content": ASK}, {"role": "assistant", "content": "I look.", "reasoning_content":
+                "Hm.", "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "now", "arguments":
+                arguments}}]}, {"role": "tool", "tool_call_id": "call_0", "content": "9"}]),
+            [
+                "/choices/0/message/reasoning_content",
+                "/choices/0/message/content",
+                "/choices/0/message/tool_calls/0/function/arguments",
+            ],
+            [
+                "/choices/0/delta/reasoning_content",
+                "/choices/0/delta/content",
+                "/choices/0/delta/tool_calls/0/function/arguments",
+            ],
+        ),
+        (
+            "/v1/messages",
+            json!({"name": "now", "description": "d", "input_schema": parameters}),
+            json!([{"role": "user", "content": ASK}, {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "Hm.", "signature": ""}, {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "call_0", "name": "now", "input": {"zone": "UTC"}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "call_0", "content": "9"}]}]),
+            ["/content/0/thinking", "/content/1/text", "/content/2/input/zone"],
+            ["/delta/thinking", "/delta/text", "/delta/partial_json"],
+        ),
+        (
+            "/v1/responses",
+            json!({"type": "function", "name": "now", "description": "d", "parameters": parameters}),
+            json!([{"role": "user", "content": ASK},
+                {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+                {"role": "assistant", "content": "I look."},
+                {"type": "function_call", "call_id": "call_0", "name": "now", "arguments": arguments},
+                {"type": "function_call_output", "call_id": "call_0", "output": "9"}]),
+            ["/output/0/content/0/text", "/output/1/content/0/text", "/output/2/arguments"],
+            ["", "", ""],
+        ),
+    ] {
+        let ask = |messages: &Value, stream: bool| {
+            let body = json!({
+                "messages": messages, "input": messages, "tools": [tool], "max_tokens": 1, "temperature": 0,
+                "logit_bias": {"1": 10000}, "ignore_eos": true, "stream": stream,
+            });
+            server.post(path, &body)
+        };
+        for messages in [&history, &json!([{"role": "user", "content": ASK}])] {
+            let whole = ask(messages, false).json();
+            let found = whole_at.map(|at| whole.pointer(at).and_then(Value::as_str).unwrap_or_default());
+            let call = if path == "/v1/messages" { "UTC" } else { arguments };
+            assert_eq!(found, ["Hm.", "I look.", call], "{whole}");
+            let events = ask(messages, true).events();
+            let joined = streamed_at
+                .map(|at| events.iter().filter_map(|event| event.pointer(at)?.as_str()).collect::<String>());
+            assert!(streamed_at[0].is_empty() || joined == ["Hm.", "I look.", arguments], "{events:?}");
+        }
+    }
+}
+
 #[test]
 fn an_answer_has_one_call_where_a_request_wants_no_more() {
     let temp = TestDir::new();

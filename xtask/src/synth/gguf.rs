@@ -35,8 +35,9 @@ pub(super) fn plan_file(config: &TokenConfig, model: &ModelConfig, mix: &str) ->
     };
     use Arch::{Gemma3, Gemma4, Lfm2, Lfm2Moe, Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35};
     let known = [Llama, Qwen2, Qwen3, Qwen3Moe, Qwen35, Gemma3, Gemma4, Lfm2, Lfm2Moe];
-    if !known.contains(&model.arch) {
-        let text = format!("--gguf {mix}: not available for {} models", model.arch.name());
+    if !known.contains(&model.arch) || model.experts.own_norms {
+        let what = if model.experts.own_norms { " with experts" } else { "" };
+        let text = format!("--gguf {mix}: not available for {} models{what}", model.arch.name());
         return Err(Error::Usage(text));
     }
     let mut metadata = Metadata::default();
@@ -290,5 +291,31 @@ pub(super) fn set_scales(block: BlockType, bytes: &mut [u8]) {
     };
     for (at, bits) in scales {
         bytes[*at..at + 2].copy_from_slice(&bits.to_le_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{build, json};
+    use files::source::gguf::Gguf;
+
+    #[test]
+    fn a_file_of_experts_has_the_config_that_it_was_made_from() {
+        for name in ["m21-lfm2moe-bf16", "m23-qwen3moe-bf16"] {
+            let config = build::model_dir(name).unwrap().join("config.json");
+            let text = std::fs::read_to_string(&config).unwrap();
+            // Qwen's files do not say it: llama.cpp always does it.
+            let text = text.replace("\"norm_topk_prob\": false", "\"norm_topk_prob\": true");
+            let model = ModelConfig::parse(&text).unwrap();
+            let plan = plan_file(&json::read(&config).unwrap(), &model, "q8_0").unwrap();
+            let file = std::env::temp_dir().join(format!("xtask-{name}-{}.gguf", std::process::id()));
+            super::super::write_file(&file, &plan, 1).unwrap();
+            let gguf = Gguf::open(&file).unwrap();
+            std::fs::remove_file(&file).unwrap();
+            assert_eq!(model.find_difference(&gguf.read_config().unwrap()), None, "{name}");
+            let joined = gguf.tensors().filter(|t| t.name.ends_with("ffn_down_exps.weight")).count();
+            assert_eq!(joined, model.expert_layers.iter().filter(|has| **has).count(), "{name}");
+        }
     }
 }

@@ -86,8 +86,10 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
             ("mlp.down_proj", dim, ffn, false),
         ],
     };
-    let is_own = |part: &&(&str, usize, usize, bool)| {
-        !shares_kv || !["self_attn.k_proj", "self_attn.v_proj"].contains(&part.0)
+    let is_own = |part: &&(&str, usize, usize, bool)| match part.0 {
+        "self_attn.k_proj" => !shares_kv,
+        "self_attn.v_proj" => !shares_kv && !(model.values_are_keys && kind != LayerKind::SlidingWindow),
+        _ => true,
     };
     let mixer = mixer_matrices(model, kind);
     let ffn_parts = if model.expert_layers[layer] { &[] } else { ffn_parts };
@@ -116,9 +118,9 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
     }
 }
 
-/// Adds the tensors of a mixture of experts: those of Qwen 3.5 hold all experts, others one each.
+/// Adds the tensors of a mixture of experts: those of Qwen 3.5 and Gemma 4 hold all experts, others one each.
 fn put_experts(put: PutTensor<'_>, model: &ModelConfig, at: &dyn Fn(&str) -> String) {
-    let (dim, Experts { count, dim: width, shared_dim, router, .. }) = (model.dim, model.experts);
+    let (dim, Experts { count, dim: width, shared_dim, own_norms, router, .. }) = (model.dim, model.experts);
     if model.arch == Arch::GraniteMoeHybrid {
         put(at("block_sparse_moe.router.layer.weight"), &[count, dim], Fill::Weights);
         put(at("block_sparse_moe.input_linear.weight"), &[count, 2 * width, dim], Fill::Weights);
@@ -131,7 +133,7 @@ fn put_experts(put: PutTensor<'_>, model: &ModelConfig, at: &dyn Fn(&str) -> Str
     if router == Router::BiasedSigmoid {
         put(at("mlp.expert_bias"), &[count], Fill::Weights);
     }
-    if model.arch == Arch::Qwen35Moe {
+    if matches!(model.arch, Arch::Qwen35Moe | Arch::Gemma4) {
         put(at("mlp.experts.gate_up_proj"), &[count, 2 * width, dim], Fill::Weights);
         put(at("mlp.experts.down_proj"), &[count, dim, width], Fill::Weights);
     } else {
@@ -141,8 +143,19 @@ fn put_experts(put: PutTensor<'_>, model: &ModelConfig, at: &dyn Fn(&str) -> Str
             put(at(&format!("{expert}.down_proj.weight")), &[dim, width], Fill::Weights);
         }
     }
-    if shared_dim > 0 {
+    if own_norms {
+        put(at("mlp.router_scale"), &[dim], Fill::Norm);
+        put(at("mlp.expert_scale"), &[count], Fill::Norm);
+        for norm in
+            ["pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2"]
+        {
+            put(at(&format!("{norm}.weight")), &[dim], Fill::Norm);
+        }
+    }
+    if shared_dim > 0 && !own_norms {
         put(at("mlp.shared_expert_gate.weight"), &[1, dim], Fill::Weights);
+    }
+    if shared_dim > 0 {
         put(at("mlp.shared_expert.gate_proj.weight"), &[shared_dim, dim], Fill::Weights);
         put(at("mlp.shared_expert.up_proj.weight"), &[shared_dim, dim], Fill::Weights);
         put(at("mlp.shared_expert.down_proj.weight"), &[dim, shared_dim], Fill::Weights);
@@ -230,7 +243,9 @@ fn mamba_widths(model: &ModelConfig) -> (usize, usize) {
 /// Matrices of a layer's mixer: name, rows, columns, and whether it has a bias.
 fn mixer_matrices(model: &ModelConfig, kind: LayerKind) -> Vec<(&'static str, usize, usize, bool)> {
     let (dim, heads) = (model.dim, model.delta_net.value_heads);
-    let (q, kv) = (model.heads * head_dim(model, kind), model.kv_heads * head_dim(model, kind));
+    let is_local = kind == LayerKind::SlidingWindow;
+    let kv_heads = if is_local { model.kv_heads } else { model.global_kv_heads };
+    let (q, kv) = (model.heads * head_dim(model, kind), kv_heads * head_dim(model, kind));
     let (channels, values) = delta_widths(model);
     match kind {
         LayerKind::ShortConv => {
@@ -344,6 +359,7 @@ mod tests {
             "m20-qwen35-bf16",
             "m21-lfm2moe-bf16",
             "m22-gemma4-e2b-bf16",
+            "m22b-gemma4-moe-bf16",
             "m23-qwen3moe-bf16",
             "m25-granite4h-bf16",
             "m25b-granite4h-moe-bf16",

@@ -54,7 +54,7 @@ const MAMBA: &[Arch] = &[Arch::GraniteMoeHybrid, Arch::FalconH1, Arch::NemotronH
 const LFM2: &[Arch] = &[Arch::Lfm2, Arch::Lfm2Moe];
 const QWEN35: &[Arch] = &[Arch::Qwen35, Arch::Qwen35Moe];
 const EXPERTS: &[Arch] =
-    &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss, Arch::GraniteMoeHybrid];
+    &[Arch::Qwen3Moe, Arch::Qwen35Moe, Arch::Lfm2Moe, Arch::GptOss, Arch::Gemma4, Arch::GraniteMoeHybrid];
 const GEMMA4: &[Arch] = &[Arch::Gemma4];
 
 /// Keys without `ARCH.`, their types, the corresponding fields of `config.json`, and the families that have them; none

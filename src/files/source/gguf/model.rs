@@ -296,7 +296,7 @@ impl<'a> Keys<'a> {
         let mut map = Map::new();
         map.insert("model_type".into(), self.arch.name().into());
         for (key, form, field, families) in FIELDS {
-            let differs = self.arch == Arch::Gemma4 && key == FFN_WIDTHS;
+            let differs = self.arch == Arch::Gemma4 && [FFN_WIDTHS, KV_HEADS].contains(&key);
             let value = Some(key).filter(|key| self.has_field(key, field, families) && !differs);
             if let Some(value) = value.and_then(|key| self.get(key)) {
                 let zeros = match self.arch {

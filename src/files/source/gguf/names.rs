@@ -30,8 +30,12 @@ const PER_LAYER: Pairs = &[
     ("per_layer_projection", "proj"),
     ("post_per_layer_input_norm", "post_norm"),
 ];
-/// The factor of a layer.
-const LAYER_SCALARS: Pairs = &[("layer_scalar", "layer_output_scale.weight")];
+/// Gemma 4's tensors with neither `.weight` nor `.bias` in a checkpoint.
+const GEMMA4_VALUES: Pairs = &[
+    ("layer_scalar", "layer_output_scale.weight"),
+    ("router.scale", "ffn_gate_inp.scale"),
+    ("router.per_expert_scale", "ffn_down_exps.scale"),
+];
 
 /// Tensors of layer `N`, without the prefixes `model.layers.N.` and `blk.N.` and without `.weight` or `.bias`.
 const LAYER: Pairs = &[
@@ -89,11 +93,23 @@ const EXPERTS: Pairs = &[
     ("mlp.gate", "ffn_gate_inp"),
     ("mlp.experts.gate_proj", "ffn_gate_exps"),
     ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
     ("mlp.experts.down_proj", "ffn_down_exps"),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
+];
+/// Tensors of a layer whose experts have norms of their own.
+const GEMMA4_EXPERTS: Pairs = &[
+    ("router.proj", "ffn_gate_inp"),
+    ("mlp.experts.gate_proj", "ffn_gate_exps"),
+    ("mlp.experts.up_proj", "ffn_up_exps"),
+    ("mlp.experts.gate_up_proj", "ffn_gate_up_exps"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+    ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+    ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
 ];
 /// Logits of attention that belong to no token.
 const SINKS: Pairs = &[("self_attn.sinks", "attn_sinks.weight")];
@@ -148,7 +164,7 @@ fn layer_tables(arch: Arch) -> [Pairs; 4] {
         Arch::Phi3 => [norms, FUSED, FUSED_GATE, &[]],
         Arch::Lfm2 | Arch::Lfm2Moe => [norms, LAYER, SHORT_CONV, experts],
         Arch::Qwen35 | Arch::Qwen35Moe => [norms, LAYER, DELTA_NET, experts],
-        Arch::Gemma4 => [norms, LAYER, PER_LAYER, &[]],
+        Arch::Gemma4 => [norms, LAYER, PER_LAYER, GEMMA4_EXPERTS],
         Arch::GraniteMoeHybrid | Arch::FalconH1 | Arch::NemotronH => [norms, LAYER, MAMBA, experts],
         _ => [norms, LAYER, &[], experts],
     }
@@ -205,7 +221,7 @@ fn value_table(arch: Arch) -> Pairs {
         Arch::Qwen35 | Arch::Qwen35Moe => DELTA_VALUES,
         Arch::Lfm2Moe => CHOICE_BIAS,
         Arch::GptOss => SINKS,
-        Arch::Gemma4 => LAYER_SCALARS,
+        Arch::Gemma4 => GEMMA4_VALUES,
         Arch::GraniteMoeHybrid | Arch::NemotronH => MAMBA_VALUES,
         Arch::FalconH1 => FALCON_H1_VALUES,
         _ => &[],
@@ -317,6 +333,10 @@ mod tests {
             (Arch::Gemma4, "model.embed_tokens_per_layer.weight", "per_layer_token_embd.weight"),
             (Arch::Gemma4, "model.layers.1.per_layer_projection.weight", "blk.1.proj.weight"),
             (Arch::Gemma4, "model.layers.1.layer_scalar", "blk.1.layer_output_scale.weight"),
+            (Arch::Gemma4, "model.layers.1.mlp.gate_proj.weight", "blk.1.ffn_gate.weight"),
+            (Arch::Gemma4, "model.layers.1.router.proj.weight", "blk.1.ffn_gate_inp.weight"),
+            (Arch::Gemma4, "model.layers.1.router.per_expert_scale", "blk.1.ffn_down_exps.scale"),
+            (Arch::Gemma4, "model.layers.1.experts.gate_up_proj.weight", "blk.1.ffn_gate_up_exps.weight"),
             (Arch::Qwen3Moe, "model.layers.0.mlp.gate.weight", "blk.0.ffn_gate_inp.weight"),
             (Arch::Qwen3Moe, "model.layers.0.mlp.experts.up_proj.weight", "blk.0.ffn_up_exps.weight"),
             (

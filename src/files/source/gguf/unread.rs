@@ -56,7 +56,9 @@ fn neutral_values(key: &str, model: &ModelConfig) -> Option<Neutral> {
         }
         "expert_weights_scale" if has_experts => Number(model.experts.scale),
         "expert_weights_norm" if has_experts => True,
-        "expert_group_count" | "expert_group_used_count" | "expert_shared_count" if has_experts => Off,
+        // One group is none.
+        "expert_group_count" | "expert_group_used_count" if has_experts => Number(1.0),
+        "expert_shared_count" if has_experts => Off,
         "expert_count" | "nextn_predict_layers" | "n_deepstack_layers" | "deepstack_mapping" => Off,
         "embedding_length_out" => Number(model.dim as f64),
         "embedding_length_per_layer_input" | "features_length" => Off,

@@ -155,14 +155,15 @@ impl Keys<'_> {
     /// Adds the fields of Gemma 4's layers, which differ in the widths of heads and feed-forwards.
     fn add_gemma4_fields(&self, map: &mut Map<String, Json>) -> Result<(), ConfigError> {
         let count = |field: &str| map.get(field).and_then(Json::as_u64).unwrap_or(0) as usize;
-        let (layers, shared) = (count("num_hidden_layers"), count("num_kv_shared_layers"));
-        let widths: Option<Vec<u64>> = match self.get(FFN_WIDTHS) {
-            Some(Value::Array(all)) if all.len() == layers => {
-                all.iter().map(|width| width.as_u64()).collect()
+        let (layers, shared) = (count("num_hidden_layers").min(1 << 16), count("num_kv_shared_layers"));
+        let of_layers = |key: &str| -> Option<Vec<u64>> {
+            match self.get(key) {
+                Some(Value::Array(all)) if all.len() == layers => all.iter().map(|n| n.as_u64()).collect(),
+                Some(number) => number.as_u64().map(|n| vec![n; layers]),
+                None => None,
             }
-            Some(width) => width.as_u64().map(|width| vec![width; layers]),
-            None => None,
         };
+        let widths = of_layers(FFN_WIDTHS);
         let (own, reading) = widths
             .as_deref()
             .unwrap_or_default()
@@ -179,6 +180,9 @@ impl Keys<'_> {
             return self
                 .unsupported(FFN_WIDTHS, "one width, and once or twice that in layers that share keys");
         }
+        self.add_gemma4_heads(map, of_layers(KV_HEADS))?;
+        let experts = map.get("num_experts").and_then(Json::as_u64).unwrap_or(0);
+        map.insert("enable_moe_block".into(), (experts > 0).into());
         map.insert("intermediate_size".into(), width.into());
         map.insert("use_double_wide_mlp".into(), wide.into());
         map.entry("hidden_size_per_layer_input").or_insert(0.into());
@@ -188,6 +192,33 @@ impl Keys<'_> {
         if let Some(width) = map.remove("local_head_dim") {
             map.insert("head_dim".into(), width);
         }
+        Ok(())
+    }
+
+    /// Adds the numbers of Gemma 4's KV heads by kind of layer, from those of each layer, and where values are keys.
+    fn add_gemma4_heads(
+        &self,
+        map: &mut Map<String, Json>,
+        heads: Option<Vec<u64>>,
+    ) -> Result<(), ConfigError> {
+        let kinds = map.get("layer_types").and_then(Json::as_array).cloned().unwrap_or_default();
+        let first = |kind: &str| kinds.iter().position(|k| k == kind);
+        let (sliding, full) = (first("sliding_attention"), first("full_attention"));
+        if self.get(KV_HEADS).is_some() {
+            let heads = heads.unwrap_or_default();
+            let of_layer = |layer: Option<usize>| layer.and_then(|layer| heads.get(layer).copied());
+            let of_kind = |kind: &Json| of_layer(if kind == "full_attention" { full } else { sliding });
+            if heads.is_empty() || !heads.iter().zip(&kinds).all(|(n, kind)| Some(*n) == of_kind(kind)) {
+                return self.unsupported(KV_HEADS, "a number for each layer, the same for all of a kind");
+            }
+            map.insert("num_key_value_heads".into(), of_layer(sliding.or(full)).into());
+            map.insert("num_global_key_value_heads".into(), of_layer(full).into());
+        }
+        let has = |layer: usize, part: &str| {
+            self.header.tensors.contains_key(&format!("blk.{layer}.attn_{part}.weight"))
+        };
+        let values_are_keys = full.is_some_and(|layer| has(layer, "k") && !has(layer, "v"));
+        map.insert("attention_k_eq_v".into(), values_are_keys.into());
         Ok(())
     }
 }
