@@ -125,7 +125,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{DIM, HAS_EXPERTS, LAST_WRITING_LAYER, is_recurrent};
+use crate::dims::{ATTENTION_SINKS, DIM, LAST_WRITING_LAYER, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -151,9 +151,6 @@ use seam::{AttentionFn, CancelToken, Logits, Run};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
-/// A part of the model that has no kernels; `None` if a device can run it.
-pub const MISSING_KERNELS: Option<&str> = if HAS_EXPERTS { Some("mixtures of experts") } else { None };
-
 pub use threads::{facts_of, open_device};
 pub use weights::{Matrices, Model};
 
@@ -192,7 +189,7 @@ pub struct OpenClDevice {
     kv_types: KvTypes,
     /// Number of rows that sliding-window layers keep.
     ring: seam::Ring,
-    /// Calibration of keys and queries, by layer; empty if the KV types need none.
+    /// Calibration of keys and queries, and sinks, by layer; empty if the KV types need none and there are no sinks.
     calibration: Vec<buffer::Buffer>,
     scratch: Scratch,
     launches: Launches,
@@ -232,7 +229,7 @@ impl OpenClDevice {
         let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|compute| HostAttention::new(compute, kv_types, scratch.max_tokens));
-        let calibration = if kv_types.k.is_rotated() {
+        let calibration = if kv_types.k.is_rotated() || ATTENTION_SINKS {
             weights::calibration(device, &model.weights, preferred_place(device))?
         } else {
             Vec::new()
