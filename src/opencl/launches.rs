@@ -420,13 +420,9 @@ impl Binder<'_> {
                 extra: down_bias,
                 sums: Some(&s.choices),
             },
-            Step::SharedDown => MatmulBuffers {
-                input: &s.acts,
-                scales: &s.act_scales,
-                out: &s.shared_out,
-                extra: none,
-                sums,
-            },
+            Step::SharedDown => {
+                MatmulBuffers { input: &s.acts, scales: &s.act_scales, out: &s.shared_out, extra: none, sums }
+            }
             _ => {
                 let (input, scales) = (&s.acts, &s.act_scales);
                 MatmulBuffers { input, scales, out: &s.post, extra: down_bias, sums }

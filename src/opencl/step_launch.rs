@@ -102,9 +102,9 @@ impl MatmulLaunches {
 
     /// Queues `products` products with experts; the more there are, the fewer work-groups share one.
     pub fn launch_products(&self, device: &Device, products: usize) -> Result<()> {
-        self.0.iter().try_for_each(|p| {
-            p.tiles.launch.run(device, [p.tiles.groups.div_ceil(products), products])
-        })
+        self.0
+            .iter()
+            .try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups.div_ceil(products), products]))
     }
 
     /// Queues the product of one token whose input is chunks of attention over `slots` slots, its own included.

@@ -8,9 +8,7 @@ use super::defines::{KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{
-    Attention, Ffn, HeadCalibration, Layer, Mixer, PerLayerEmbeddings, Weights,
-};
+use crate::model::weights::{Attention, Ffn, HeadCalibration, Layer, Mixer, PerLayerEmbeddings, Weights};
 use files::config::QkNorm;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};

@@ -1,6 +1,6 @@
 //! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
-use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, MixtureOfExperts, Mixer};
+use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, Mixer, MixtureOfExperts};
 use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
