@@ -125,7 +125,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{ATTENTION_SINKS, DIM, LAST_WRITING_LAYER, is_recurrent};
+use crate::dims::{DIM, LAST_WRITING_LAYER, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -152,7 +152,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
 pub use threads::{facts_of, open_device};
-pub use weights::{Matrices, Model};
+pub use weights::{Matrices, Model, calibration_bytes};
 
 /// Settings of an [`OpenClDevice`].
 pub struct OpenClOptions {
@@ -229,7 +229,7 @@ impl OpenClDevice {
         let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|compute| HostAttention::new(compute, kv_types, scratch.max_tokens));
-        let calibration = if kv_types.k.is_rotated() || ATTENTION_SINKS {
+        let calibration = if calibration_bytes(kv_types) > 0 {
             weights::calibration(device, &model.weights, preferred_place(device))?
         } else {
             Vec::new()

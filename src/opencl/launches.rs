@@ -16,7 +16,7 @@ use super::kernels::{KernelName, Kernels, MatmulInput, RecurrentStep, variant_of
 use super::scratch::Scratch;
 use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
-use super::variants::{Feature, Tokens};
+use super::variants::{BASELINE, Feature, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use files::config::QkNorm;
@@ -280,6 +280,9 @@ impl Binder<'_> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
             let variant = self.kernels.variant_for(Tokens::One, storage);
+            // An image may have too few texels for all experts.
+            let too_large = step.experts_of_token().is_some() && variant.needs_feature(Feature::Images);
+            let variant = if too_large { BASELINE } else { variant };
             let mut p = self.bind_product(
                 KernelName::Gemv { step, storage, input, next, variant },
                 chunk,

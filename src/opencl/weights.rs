@@ -8,8 +8,11 @@ use super::defines::{KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{Attention, Ffn, HeadCalibration, Layer, Mixer, PerLayerEmbeddings, Weights};
+use crate::model::weights::{
+    Attention, Calibration, Ffn, HeadCalibration, Layer, Mixer, PerLayerEmbeddings, Weights,
+};
 use files::config::QkNorm;
+use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
@@ -347,6 +350,15 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
             _ => 0,
         },
     })
+}
+
+/// Bytes of [`calibration`] for these types; 0 if there is neither a calibration nor sinks.
+pub fn calibration_bytes(types: KvTypes) -> usize {
+    match (types.k.is_rotated(), ATTENTION_SINKS) {
+        (_, true) => Calibration::BYTES + 4 * LAYERS * (HEADS + KV_DIM),
+        (true, false) => Calibration::BYTES,
+        (false, false) => 0,
+    }
 }
 
 /// Calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`. If heads have sinks, these follow:
