@@ -162,7 +162,11 @@ void add_weighted_values(const __local float *weights, const __local float *valu
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
     const __global float *qkv, const __global uchar *k_cache, const __global uchar *v_cache, __global float *att,
-    __global float *softmax, Run run, int observed) {
+    __global float *softmax,
+#if SINKS
+    const __global float *calibration,
+#endif
+    Run run, int observed) {
     __local float4 q4[QUERIES * WIDTH / 4], kv4[SLOTS * VALUE_PITCH / 4], p4[QUERIES * P_PITCH / 4];
     __local float4 red4[QUERIES * 4];
     __local float max_scores[QUERIES * ITEMS_PER_QUERY];
@@ -284,6 +288,18 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend(
         }
         barrier(CLK_LOCAL_MEM_FENCE);
     }
+#if SINKS
+    const int head = kv_head * GROUP + min(first_row + mine, rows - 1) % GROUP;
+    float2 w = rescale_chunk(&m, sink_score(calibration, q + mine, QUERIES, head));
+    l = fma(1.0f, w.y, l * w.x);
+    if (share == 0) of_query[mine] = w;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int j = 0; j < QUERIES_PER_ITEM; j++) {
+        const float2 weigh = of_query[block + j];
+        for (int k = 0; k < FOURS_PER_ITEM; k++) o[j][k] = fma((float4)(0.0f), (float4)(weigh.y), o[j][k] * weigh.x);
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#endif
     int query = first_row + mine;
     if (share == 0 && query < rows && query / GROUP >= TOKENS_OF(run) - observed) {
         vstore2((float2)(m, l), (size_t)(query / GROUP) * HEADS + kv_head * GROUP + query % GROUP, softmax);

@@ -3,7 +3,7 @@
 // output projection, or by `merge` if there are many.
 //
 // partials: [chunk][HEADS][HEAD_DIM], sums of e^(score - m) * v; ml: [chunk][HEADS][m, l]; only chunks that the token
-// can see
+// can see, and that of the sink
 //
 // SEVERAL  for up to so many runs, with the rows of each; their chunks follow each other
 // TEAM     as a function for one chunk, run by a team of the work-group: see nvidia/subgroup_barrier.cl
@@ -85,6 +85,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     int slots = FIRST_SLOT(run) + 1, capacity = CAPACITY(run);
     int first = (SKIPPED_CHUNKS(slots) + chunk) * CHUNK, count = min(CHUNK, slots - first);
     bool last = first + count == slots;
+#if SINKS
+    // Its chunk has no slots.
+    bool is_sink = first >= slots;
+    const __global float *of_layer = calibration;
+    last = last && !is_sink;
+#endif
 #if WINDOW
     // Slots of the chunk before the first visible one; a chunk without visible slots contributes nothing.
     int hidden = max(slots - WINDOW - first, 0), shown = hidden < count ? count : 0;
@@ -155,6 +161,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     for (int g = lid; g < GROUP; g += WG) {
         float most = LOWEST_SCORE;
         for (int i = 0; i < 16; i++) most = fmax(most, red[g * 16 + i]);
+#if SINKS
+        if (is_sink) most = sink_score(of_layer, x + g * HEAD_DIM, 1, kv_head * GROUP + g);
+#endif
         m[g] = most;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -204,5 +213,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
         __global float *to = ml + (chunk * HEADS + kv_head * GROUP + g) * 2;
         to[0] = m[g];
         to[1] = sum_lanes(red + 16 * g);
+#if SINKS
+        if (is_sink) to[1] = 1.0f;
+#endif
     }
 }

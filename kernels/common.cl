@@ -69,6 +69,10 @@ typedef struct {
 #endif
 // Slots that are summed together; the sums of chunks are merged in ascending order, as on the CPU.
 #define CHUNK 128
+// Each head has a sink: a logit whose share of the softmax is dropped. It is one more chunk, the last.
+#ifndef SINKS
+#define SINKS 0
+#endif
 
 // Below any score, so that masked values stay finite.
 #define LOWEST_SCORE -1e30f

@@ -14,6 +14,11 @@
 // The input of a projection is the residual itself, and without PRE_NORMS that of qkv, mix and gate_up.
 //
 // A tile is TILE_GROUPS groups of sixteen rows, and for gate_up as many of `up`.
+//
+// PRODUCTS  for a mixture of experts: gate_up and down of each of so many experts of each token; in the launch's second
+//           dimension. Input of `down` and results: [token][PRODUCTS]; in_scales of gate_up, extra of down: biases
+// CHOSEN    with an expert's part of the matrix, which `choices` names: [token][PRODUCTS] of expert and weight. A buffer
+//           has the parts of whole experts
 
 #if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE) || !defined(TILE_GROUPS)
 #error a shape of the matrix is not defined
@@ -312,6 +317,33 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #define MATRIX QUANTS_OF(uint)
 #endif
 
+// Product of the launch, its token, and first row of its result in `out`.
+#ifdef PRODUCTS
+#define PRODUCT ((size_t)get_group_id(1))
+#define TOKEN (get_group_id(1) / PRODUCTS)
+#else
+#define PRODUCT 0
+#define TOKEN 0
+#endif
+#define TILES_OF(groups) (((groups) + TILE_GROUPS - 1) / TILE_GROUPS)
+
+#ifdef STEP_GATE_UP
+// Result of a row of gate and of the same row of `up`, counted among those of all experts.
+float activate(float gate, float up, const __global float *bias, int row) {
+#if defined(CHOSEN) && EXPERT_BIAS
+    gate += bias[row];
+    up += bias[EXPERTS * ROWS + row];
+    gate = gate > EXPERT_LIMIT ? EXPERT_LIMIT : gate;
+    up = up > EXPERT_LIMIT ? EXPERT_LIMIT : up;
+    return gate * sigmoid(1.702f * gate) * ((up < -EXPERT_LIMIT ? -EXPERT_LIMIT : up) + 1.0f);
+#elif GATED
+    return ACTIVATION(gate) * up;
+#else
+    return ACTIVATION(gate + bias[row]);
+#endif
+}
+#endif
+
 // chunk: first output group in this buffer, number of groups in it; if chunks of attention are merged, also their
 // number of slots.
 #ifdef INPUT_MERGE
@@ -321,28 +353,32 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #endif
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
     MATRIX quants, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, __global float *extra, GEMV_CHUNK chunk) {
+    const __global float *in_scales, __global float *out, __global float *extra,
+#ifdef CHOSEN
+    const __global int2 *choices,
+#endif
+    GEMV_CHUNK chunk) {
     __local float4 pool[(POOL_FLOATS + 3) / 4];
     __local float sums[GROUPS * 16];
     __local float *x = (__local float *)pool;
 #ifdef STEP_HEAD
     __global float *residual = ROW(state, ((const __global int *)state)[H_ROW]);
 #else
-    __global float *residual = ROW(state, 0);
+    __global float *residual = ROW(state, TOKEN);
 #endif
 #ifdef STEP_DOWN
 #if !W_DENSE
-    const __global uint *acts = (const __global uint *)in;
+    const __global uint *acts = (const __global uint *)in + PRODUCT * (COLS / 4);
 #else
-    const __global float *acts = in;
+    const __global float *acts = in + PRODUCT * COLS;
 #endif
-    const __global float *act_scales = in_scales;
+    const __global float *act_scales = in_scales + PRODUCT * BLOCKS;
     __local float4 *parts = pool;
 #else
 #ifdef INPUT_MERGE
     __local float2 weights[FUSED_CHUNKS * HEADS];
     __local float l[HEADS];
-    merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED_CHUNKS(chunk.z), weights, l, x);
+    merge_chunks(in, in_scales, (chunk.z + CHUNK - 1) / CHUNK - SKIPPED_CHUNKS(chunk.z) + SINKS, weights, l, x);
 #elif defined(INPUT_NORM) || defined(INPUT_RESIDUAL)
     load_input(residual, in, sums, x);
 #else
@@ -369,27 +405,32 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
 #else
     __local float4 *act_sums = parts;
 #endif
-    int tiles = (chunk.y + TILE_GROUPS - 1) / TILE_GROUPS;
-    for (int tile = get_group_id(0); tile < tiles; tile += get_num_groups(0)) {
+#ifdef CHOSEN
+    // Groups of the expert in this buffer, of which another may have them, and its row 0 among those of all experts.
+    int first_group = choices[PRODUCT].x * (ROWS / 16), of_expert = first_group * 16;
+    int groups = first_group >= chunk.x && first_group < chunk.x + chunk.y ? ROWS / 16 : 0, first_row = 0;
+    first_group -= chunk.x;
+#else
+    const int first_group = 0, of_expert = 0;
+    int groups = chunk.y, first_row = chunk.x * 16;
+#endif
+    for (int tile = get_group_id(0); tile < TILES_OF(groups); tile += get_num_groups(0)) {
         // The groups of `up` follow those of `gate`.
         int source[GROUPS];
         for (int g = 0; g < GROUPS; g++) {
-            source[g] = min(tile * TILE_GROUPS + g % TILE_GROUPS, chunk.y - 1) + g / TILE_GROUPS * chunk.y;
+            source[g] = first_group + min(tile * TILE_GROUPS + g % TILE_GROUPS, groups - 1) + g / TILE_GROUPS * chunk.y;
         }
         product(quants, scales, acts, act_scales, source, act_sums, sums);
         for (int i = lid; i < TILE_GROUPS * 16; i += WG) {
-            int local_row = tile * (TILE_GROUPS * 16) + i, row = chunk.x * 16 + local_row;
-            bool mine = local_row < chunk.y * 16 && row < ROWS;
+            int local_row = tile * (TILE_GROUPS * 16) + i, row = first_row + local_row;
+            bool mine = local_row < groups * 16 && row < ROWS;
 #if defined(STEP_GATE_UP)
-#if GATED
-            float y = mine ? ACTIVATION(sums[i]) * sums[TILE_GROUPS * 16 + i] : 0.0f;
-#else
-            float y = mine ? ACTIVATION(sums[i] + in_scales[row]) : 0.0f;
-#endif
+            // Without a gate, the only matrix is `up`.
+            float y = mine ? activate(sums[i], sums[(GROUPS - TILE_GROUPS) * 16 + i], in_scales, of_expert + row) : 0.0f;
 #ifdef DOWN_QUANTISED
             sums[i] = y;
 #else
-            if (mine) out[row] = y;
+            if (mine) out[PRODUCT * ROWS + row] = y;
 #endif
 #else
             if (mine) {
@@ -401,6 +442,11 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
                 out[QKV_COLUMN(row)] = y;
 #elif defined(STEP_MIX) || defined(STEP_PROJECT)
                 out[row] = y;
+#elif defined(STEP_DOWN) && defined(PRODUCTS)
+#if defined(CHOSEN) && EXPERT_BIAS
+                y += extra[of_expert + row];
+#endif
+                out[PRODUCT * ROWS + row] = y;
 #elif defined(STEP_OUT) || defined(STEP_MIX_OUT) || defined(STEP_DOWN)
 #if (defined(STEP_OUT) && O_BIAS) || (defined(STEP_DOWN) && MLP_BIAS)
                 y += extra[row];
@@ -423,7 +469,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemv(
             float most = 0.0f;
             for (int i = 0; i < 4; i++) most = fmax(most, max_abs8(vload8(i, sums)));
             float2 scale = activation_scale(most);
-            int b = chunk.x / 2 + tile;
+            size_t b = PRODUCT * (ROWS / 32) + first_row / 32 + tile;
             vstore2(quantise8(vload8(lid, sums), scale.y), b * 4 + lid, (__global uint *)out);
             if (lid == 0) extra[b] = scale.x;
         }

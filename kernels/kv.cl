@@ -93,6 +93,19 @@ void rotate_heads(__local float *x, int heads, bool on) {
 // Calibration of a KV head: [mean | scale | inverse][HEAD_DIM], explained in src/model/weights/calibration.rs.
 #define CALIBRATION (3 * HEAD_DIM)
 
+#if SINKS
+// Behind the calibration of a layer: the sinks of its heads, then the mean key of each KV head as it is stored, by
+// whose product with a query scores are less.
+float sink_score(const __global float *of_layer, const __local float *q, int stride, int head) {
+    const __global float *sinks = of_layer + KV_HEADS * CALIBRATION, *mean = sinks + HEADS + head / GROUP * HEAD_DIM;
+    float less = 0.0f;
+#if K_ROTATED
+    for (int i = 0; i < HEAD_DIM; i++) less += mean[i] * q[i * stride];
+#endif
+    return sinks[head] - less;
+}
+#endif
+
 // Prepares the queries of a KV head's group to match the stored keys: norm, RoPE, scale, rotation. `calibration` is
 // that of the KV head.
 void prepare_queries(__local float *q, const __global float *w, const __global float *calibration,

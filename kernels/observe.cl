@@ -60,7 +60,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void observe(
     prepare_queries(q, qk_norm, calibration + kv_head * CALIBRATION, angles, GROUP, red);
     for (int g = lid; g < GROUP; g += WG) {
         float m = LOWEST_SCORE, l = 0.0f;
-        for (int c = 0; c < (slots + CHUNK - 1) / CHUNK; c++) {
+        for (int c = 0; c < (slots + CHUNK - 1) / CHUNK + SINKS; c++) {
             const __global float *part = softmax + (c * HEADS + kv_head * GROUP + g) * 2;
             float2 w = rescale_chunk(&m, part[0]);
             l = fma(part[1], w.y, l * w.x);

@@ -126,8 +126,7 @@ mod weights;
 pub use opencl_runtime::*;
 
 use crate::dims::{
-    DIM, HAS_BRANCHES, HAS_EXPERTS, HAS_MAMBA, LAST_WRITING_LAYER, ONE_PART_LAYERS, VALUES_ARE_KEYS,
-    is_recurrent,
+    DIM, HAS_BRANCHES, HAS_MAMBA, LAST_WRITING_LAYER, ONE_PART_LAYERS, VALUES_ARE_KEYS, is_recurrent,
 };
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
@@ -161,14 +160,12 @@ pub const MISSING_KERNELS: Option<&str> = if HAS_MAMBA {
     Some("layers that are only a mixer or a feed-forward")
 } else if HAS_BRANCHES || VALUES_ARE_KEYS {
     Some("experts with norms of their own, or values that are keys")
-} else if HAS_EXPERTS {
-    Some("mixtures of experts")
 } else {
     None
 };
 
 pub use threads::{facts_of, open_device};
-pub use weights::{Matrices, Model};
+pub use weights::{Matrices, Model, calibration_bytes};
 
 /// Settings of an [`OpenClDevice`].
 pub struct OpenClOptions {
@@ -205,7 +202,7 @@ pub struct OpenClDevice {
     kv_types: KvTypes,
     /// Number of rows that sliding-window layers keep.
     ring: seam::Ring,
-    /// Calibration of keys and queries, by layer; empty if the KV types need none.
+    /// Calibration of keys and queries, and sinks, by layer; empty if the KV types need none and there are no sinks.
     calibration: Vec<buffer::Buffer>,
     scratch: Scratch,
     launches: Launches,
@@ -245,7 +242,7 @@ impl OpenClDevice {
         let scratch = Scratch::new(device, max_tokens, (slots, at_once))?;
         let attend = if attention.is_some() { AttendOn::Host } else { AttendOn::Device };
         let host = attention.map(|compute| HostAttention::new(compute, kv_types, scratch.max_tokens));
-        let calibration = if kv_types.k.is_rotated() {
+        let calibration = if calibration_bytes(kv_types) > 0 {
             weights::calibration(device, &model.weights, preferred_place(device))?
         } else {
             Vec::new()

@@ -345,6 +345,8 @@ pub struct AttentionJob<'a> {
     pub capacity: usize,
     /// Element types of the rows.
     pub types: KvTypes,
+    /// Sinks of the heads, `[HEADS]`, empty without; then the layer's calibration, which shifts them.
+    pub sinks: [&'a [f32]; 2],
     /// `[token][HEADS][HEAD_DIM]`
     pub att: &'a mut [f32],
     /// Sums to add the slots' attention to; `None` if it is not observed.

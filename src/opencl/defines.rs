@@ -1,7 +1,7 @@
 //! Compiler options of the kernels: the model's dimensions, under their Rust names.
 
 use crate::dims::*;
-use files::config::{DeltaNetSizes, Mlp, QkNorm};
+use files::config::{DeltaNetSizes, Experts, Mlp, QkNorm, Router};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::device_info::DeviceInfo;
 
@@ -21,6 +21,13 @@ pub const LOCAL_QKV: usize = LOCAL_Q_PAD + 2 * LOCAL_KV_PAD;
 const _: () = assert!(!HAS_LOCAL_HEADS || LOCAL_HEAD_DIM.is_multiple_of(16) && !QKV_BIAS);
 /// Columns of gate, and of up, in the fused result of both; in that of layers with a narrower feed-forward, zeros follow.
 pub const FFN_PAD: usize = MAX_FFN_DIM.next_multiple_of(16);
+
+/// Column of the shared expert's gate behind the scores of the experts.
+pub const SHARED_GATE_AT: usize = EXPERTS.count.next_multiple_of(16);
+/// Columns of the router's scores.
+pub const SCORES: usize = SHARED_GATE_AT + HAS_SHARED_EXPERT as usize;
+const _: () = assert!(!HAS_EXPERTS || !HAS_PER_LAYER, "their steps have the same places in a layer");
+const _: () = assert!(!ATTENTION_SINKS || !SHARES_KV, "a layer's sinks are stored with its calibration");
 
 pub use crate::model::device::ATTN_BLOCK;
 
@@ -98,6 +105,7 @@ impl Defines {
             ("PER_LAYER_ROW", PER_LAYER_ROW),
             ("VALUE_NORM", VALUE_NORM as usize),
             ("LAYER_SCALARS", LAYER_SCALARS as usize),
+            ("SINKS", ATTENTION_SINKS as usize),
         ];
         let sizes = sizes.into_iter().chain(more.into_iter().filter(|(_, n)| *n > 0));
         // No option may let the compiler change rounding, because results must match the CPU's bits. -w: some drivers
@@ -197,6 +205,24 @@ impl Defines {
         self.add_value("PER_LAYER_DIM", PER_LAYER_DIM)
             .add_float("PROJECTION_SCALE", 1.0 / (DIM as f32).sqrt())
             .add_float("TABLE_SCALE", (PER_LAYER_DIM as f32).sqrt())
+    }
+
+    /// Adds the sizes and switches of mixtures of experts.
+    pub fn add_experts(self) -> Self {
+        let Experts { count, used, router, renormalised, scale, limit, .. } = EXPERTS;
+        let sizes = [
+            ("EXPERTS", count),
+            ("USED", used),
+            ("SCORES", SCORES),
+            ("SHARED_GATE_AT", SHARED_GATE_AT),
+            ("SHARED_EXPERT", HAS_SHARED_EXPERT as usize),
+            ("EXPERT_BIAS", EXPERT_BIAS as usize),
+            ("SOFTMAX", (router == Router::Softmax) as usize),
+            ("CHOICE_BIAS", (router == Router::BiasedSigmoid) as usize),
+            ("RENORMALISED", renormalised as usize),
+        ];
+        let all = sizes.into_iter().fold(self, |d, (name, n)| d.add_value(name, n));
+        all.add_float("EXPERT_SCALE", scale as f32).add_float("EXPERT_LIMIT", limit as f32)
     }
 
     /// Adds the options of the rows of a cache.

@@ -6,6 +6,7 @@ use super::run_span::RunSpan;
 use super::scratch::Scratch;
 use crate::dims::*;
 use crate::model::device::{AttentionFn, AttentionJob};
+use crate::model::weights::Weights;
 use numeric::kv::KvTypes;
 use opencl_runtime::buffer::{Buffer, ReadbackBuffer, bytes_of, bytes_of_mut};
 use opencl_runtime::failure::Result;
@@ -49,7 +50,7 @@ impl HostAttention {
     pub fn attend(
         &mut self,
         (scratch, mut readback): (&Scratch, Option<&mut ReadbackBuffer>),
-        (layer, span): (usize, RunSpan),
+        (weights, layer, span): (&Weights, usize, RunSpan),
         cache: &mut OpenClCache,
     ) -> Result<()> {
         let RunSpan { first, tokens, before, rows: capacity, observed, .. } = span;
@@ -68,6 +69,7 @@ impl HostAttention {
             v,
             capacity,
             types,
+            sinks: [weights.layers[layer].sink_logits(), weights.layer_calibration(kv_layer(layer))],
             att,
             mass: cache.mass.as_mut().and_then(|m| m.for_host(layer, span.filled_slots(), observed)),
         });

@@ -48,8 +48,29 @@ pub enum KernelName {
     EmbedLayers,
     /// Gate of a layer's embedding of a token.
     GateLayer,
+    /// A step of a mixture of experts between its products.
+    Experts(ExpertStep),
     /// Eviction.
     CompactKv,
+}
+
+/// Steps of a mixture of experts between its products.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ExpertStep {
+    /// Chooses and weighs the experts of a token.
+    Choose,
+    /// Adds their outputs to the residual.
+    Add,
+}
+
+impl ExpertStep {
+    /// Name of its kernel, and its macro.
+    pub(super) fn names(self) -> (&'static str, &'static str) {
+        match self {
+            ExpertStep::Choose => ("choose_experts", "CHOOSE"),
+            ExpertStep::Add => ("add_experts", "ADD"),
+        }
+    }
 }
 
 /// Steps of a recurrent layer between its products; a short convolution has only the first.
@@ -150,6 +171,7 @@ pub(super) fn kernel_symbol(name: KernelName) -> &'static str {
         KernelName::Recurrent(step) => step.names().0,
         KernelName::EmbedLayers => "embed_layers",
         KernelName::GateLayer => "gate_layer",
+        KernelName::Experts(step) => step.names().0,
         KernelName::CompactKv => "compact_kv",
     }
 }

@@ -4,7 +4,7 @@
 //! one kernel do not depend on another.
 
 pub(super) use super::kernel_name::variant_of;
-pub use super::kernel_name::{KernelName, MatmulInput, Observed, RecurrentStep};
+pub use super::kernel_name::{ExpertStep, KernelName, MatmulInput, Observed, RecurrentStep};
 
 use super::defines::{Defines, LayerView};
 use super::kernel_name::{input_flag, kernel_symbol};
@@ -40,6 +40,7 @@ const POST_NORM: &str = kernel_text!("post_norm");
 const QK_NORM_TEXT: &str = kernel_text!("qk_norm");
 const GATE: &str = kernel_text!("gate");
 const RECURRENT: &str = kernel_text!("recurrent");
+const EXPERTS_TEXT: &str = kernel_text!("experts");
 
 /// Sources of the variants.
 pub(super) const SOURCES: [&str; 8] =
@@ -213,9 +214,11 @@ impl Kernels {
             KernelName::Recurrent(RecurrentStep::Convolve) => CONVOLVE_ITEMS,
             KernelName::Recurrent(RecurrentStep::Update) => UPDATE_ITEMS,
             KernelName::Recurrent(RecurrentStep::Prepare | RecurrentStep::Gate) => ROPE_ITEMS,
-            KernelName::PostNorm | KernelName::QkNorm | KernelName::Gate | KernelName::CompactKv => {
-                ACTIVATIONS_ITEMS
-            }
+            KernelName::PostNorm
+            | KernelName::QkNorm
+            | KernelName::Gate
+            | KernelName::Experts(_)
+            | KernelName::CompactKv => ACTIVATIONS_ITEMS,
             KernelName::EmbedLayers | KernelName::GateLayer => ROPE_ITEMS,
         }
     }
@@ -283,6 +286,9 @@ impl Kernels {
             KernelName::Recurrent(step) => {
                 (&[COMMON, RECURRENT], defines.add_recurrent().add_flag(step.names().1))
             }
+            KernelName::Experts(step) => {
+                (&[COMMON, EXPERTS_TEXT], defines.add_experts().add_flag(step.names().1))
+            }
             KernelName::EmbedLayers => (&[COMMON, PER_LAYER], defines.add_per_layer().add_flag("EMBED")),
             KernelName::GateLayer => (&[COMMON, PER_LAYER], defines.add_per_layer()),
             KernelName::CompactKv => (&[COMPACT_KV], defines),
@@ -322,6 +328,12 @@ impl Kernels {
         }
         if step.is_gate_up() && next == Activations::Quantised {
             d = d.add_flag("DOWN_QUANTISED");
+        }
+        if let Some(count) = step.experts_of_token() {
+            d = d.add_experts().add_value("PRODUCTS", count);
+        }
+        if matches!(step, Step::ExpertGateUp | Step::ExpertDown) {
+            d = d.add_flag("CHOSEN");
         }
         let MatmulInput::Merge { window } = input else {
             let parts: &[&str] =

@@ -2,10 +2,12 @@
 //! cache are bound to it and stored with it ([`cached`]); the others belong to the device.
 
 mod cached;
+mod experts;
 mod per_layer;
 mod recurrent;
 
 pub use cached::{CacheLaunches, CacheLayer};
+pub use experts::ExpertLaunches;
 pub use per_layer::PerLayerLaunches;
 
 use super::batched_attention::{self, BatchedAttention};
@@ -14,7 +16,7 @@ use super::kernels::{KernelName, Kernels, MatmulInput, RecurrentStep, variant_of
 use super::scratch::Scratch;
 use super::step_launch::{Launch, MatmulLaunch, MatmulLaunches, Tiles};
 use super::storage::{Activations, Step};
-use super::variants::{Feature, Tokens};
+use super::variants::{BASELINE, Feature, Tokens};
 use super::weights::{Chunk, LayerWeights, Matrices, StepWeights};
 use crate::dims::*;
 use files::config::QkNorm;
@@ -30,9 +32,9 @@ pub struct OneToken {
     pub out: MatmulLaunches,
     /// out
     pub out_merged: MatmulLaunches,
-    /// norm, gate_up
+    /// norm, gate_up; in layers with experts norm and their scores
     pub gate_up: MatmulLaunches,
-    /// down
+    /// down; empty in layers with experts
     pub down: MatmulLaunches,
     /// Gate and projection of the layer's embedding of the token, if it has one.
     pub per_layer: Option<[MatmulLaunches; 2]>,
@@ -47,9 +49,11 @@ pub struct ManyTokens {
     pub att: Launch,
     pub out: MatmulLaunches,
     pub ffn_norm: Launch,
+    /// In layers with experts their scores.
     pub gate_up: MatmulLaunches,
-    /// silu(gate) * up, in the form that `down` reads.
-    pub silu: Launch,
+    /// silu(gate) * up, in the form that `down` reads; `None` in layers with experts.
+    pub silu: Option<Launch>,
+    /// Empty in layers with experts.
     pub down: MatmulLaunches,
     /// Gate and projection of the layer's embeddings of the tokens, if it has such, each with its input.
     pub per_layer: Option<[(Launch, MatmulLaunches); 2]>,
@@ -72,6 +76,8 @@ pub struct Launches {
     pub many: Vec<ManyTokens>,
     /// By layer: the norms of outputs, in the order of [`LayerWeights::post_norms`].
     pub post_norms: Vec<Vec<Launch>>,
+    /// By layer: experts, if it has such.
+    pub experts: Vec<Option<ExpertLaunches>>,
     /// Embeddings of tokens for all layers, if the model has such.
     pub per_layer: Option<PerLayerLaunches>,
     /// By layer: the norm of all queries, and of all keys, of a token. Empty if the model has none.
@@ -115,7 +121,7 @@ struct MatmulBuffers<'a> {
     scales: &'a Buffer,
     out: &'a Buffer,
     extra: &'a Buffer,
-    /// Sums of activations, if the kernel reads them.
+    /// Sums of activations, or the experts chosen, if the kernel reads them.
     sums: Option<&'a Buffer>,
 }
 
@@ -187,6 +193,9 @@ impl Binder<'_> {
                 .map(|i| self.many_tokens(&m.layers[i], i))
                 .collect::<Result<_>>()?,
             post_norms: m.layers.iter().map(|l| self.bind_post_norms(l)).collect::<Result<_>>()?,
+            experts: (0..LAYERS)
+                .map(|i| has_experts(i).then(|| self.bind_experts(&m.layers[i])).transpose())
+                .collect::<Result<_>>()?,
             per_layer: self.bind_per_layer()?,
             qk_norms: m
                 .layers
@@ -271,6 +280,9 @@ impl Binder<'_> {
         let product = |chunk: &Chunk| {
             let storage = chunk.storage;
             let variant = self.kernels.variant_for(Tokens::One, storage);
+            // An image may have too few texels for all experts.
+            let too_large = step.experts_of_token().is_some() && variant.needs_feature(Feature::Images);
+            let variant = if too_large { BASELINE } else { variant };
             let mut p = self.bind_product(
                 KernelName::Gemv { step, storage, input, next, variant },
                 chunk,
@@ -343,10 +355,10 @@ impl Binder<'_> {
                 _ => MatmulLaunches::default(),
             },
             out_merged: self.bind_one(*output, l)?,
-            gate_up: self.bind_one(*gate_up, l)?,
-            down: self.bind_one(*down, l)?,
+            gate_up: self.bind_one(if has_experts(layer) { Step::Router } else { *gate_up }, l)?,
+            down: if has_experts(layer) { MatmulLaunches::default() } else { self.bind_one(*down, l)? },
             per_layer: match per_layer {
-                [gate, out] => Some([self.bind_one(*gate, l)?, self.bind_one(*out, l)?]),
+                [gate, out] if HAS_PER_LAYER => Some([self.bind_one(*gate, l)?, self.bind_one(*out, l)?]),
                 _ => None,
             },
         })
@@ -371,6 +383,7 @@ impl Binder<'_> {
         let [qkv_bias, o_bias, up_bias, down_bias] =
             [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
         let (none, sums) = (&s.none, None);
+        let ffn_norm = l.ffn_norm.as_ref().unwrap_or(none);
         let operands = match step {
             Step::Qkv | Step::LocalQkv => {
                 let input = l.attn_norm.as_ref().unwrap_or(none);
@@ -390,22 +403,45 @@ impl Binder<'_> {
                 MatmulBuffers { input: &s.layer_gate, scales: none, out: &s.post, extra: none, sums }
             }
             Step::MixOut => MatmulBuffers { input: &s.mixed, scales: none, out: &s.post, extra: none, sums },
-            Step::GateUp | Step::WideGateUp => {
-                let input = l.ffn_norm.as_ref().unwrap_or(none);
-                MatmulBuffers { input, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
+            Step::GateUp | Step::WideGateUp | Step::SharedGateUp => {
+                MatmulBuffers { input: ffn_norm, scales: up_bias, out: &s.acts, extra: &s.act_scales, sums }
+            }
+            Step::Router => {
+                MatmulBuffers { input: ffn_norm, scales: none, out: &s.scores, extra: none, sums }
+            }
+            Step::ExpertGateUp => MatmulBuffers {
+                input: ffn_norm,
+                scales: up_bias,
+                out: &s.expert_acts,
+                extra: &s.expert_scales,
+                sums: Some(&s.choices),
+            },
+            Step::ExpertDown => MatmulBuffers {
+                input: &s.expert_acts,
+                scales: &s.expert_scales,
+                out: &s.expert_out,
+                extra: down_bias,
+                sums: Some(&s.choices),
+            },
+            Step::SharedDown => {
+                MatmulBuffers { input: &s.acts, scales: &s.act_scales, out: &s.shared_out, extra: none, sums }
             }
             _ => {
                 let (input, scales) = (&s.acts, &s.act_scales);
                 MatmulBuffers { input, scales, out: &s.post, extra: down_bias, sums }
             }
         };
-        let next = if step.is_gate_up() { l.step(Step::Down).reads } else { Activations::Floats };
+        let next = match step {
+            Step::SharedGateUp => l.step(Step::SharedDown).reads,
+            step if step.is_gate_up() => l.step(Step::Down).reads,
+            _ => Activations::Floats,
+        };
         let input = match step {
             Step::PerLayerGate => MatmulInput::Residual,
-            Step::Qkv | Step::LocalQkv | Step::Mix | Step::GateUp | Step::WideGateUp if PRE_NORMS => {
-                MatmulInput::Norm
-            }
-            Step::Qkv | Step::LocalQkv | Step::Mix | Step::GateUp | Step::WideGateUp => MatmulInput::Residual,
+            Step::Qkv | Step::LocalQkv | Step::Mix | Step::Router if PRE_NORMS => MatmulInput::Norm,
+            step if step.is_gate_up() && PRE_NORMS => MatmulInput::Norm,
+            Step::Qkv | Step::LocalQkv | Step::Mix | Step::Router => MatmulInput::Residual,
+            step if step.is_gate_up() => MatmulInput::Residual,
             Step::Out => MatmulInput::Att,
             Step::LocalOut => MatmulInput::LocalAtt,
             Step::MixOut => MatmulInput::Mixed,
@@ -423,10 +459,16 @@ impl Binder<'_> {
         };
         let (norm, qkv) = self.bind_many(*input, l)?;
         let (att, out) = self.bind_many(*output, l)?;
-        let (ffn_norm, gate_up) = self.bind_many(*gate_up, l)?;
-        let (silu, down) = self.bind_many(*down, l)?;
+        let (ffn_norm, gate_up) =
+            self.bind_many(if has_experts(layer) { Step::Router } else { *gate_up }, l)?;
+        let (silu, down) = if has_experts(layer) {
+            (None, MatmulLaunches::default())
+        } else {
+            let (silu, down) = self.bind_many(*down, l)?;
+            (Some(silu), down)
+        };
         let per_layer = match per_layer {
-            [gate, out] => Some([self.bind_many(*gate, l)?, self.bind_many(*out, l)?]),
+            [gate, out] if HAS_PER_LAYER => Some([self.bind_many(*gate, l)?, self.bind_many(*out, l)?]),
             _ => None,
         };
         Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down, per_layer })
@@ -448,7 +490,7 @@ impl Binder<'_> {
         };
         let input = match step {
             Step::Qkv | Step::LocalQkv | Step::Mix => normed(l.attn_norm.as_ref()),
-            Step::GateUp | Step::WideGateUp => normed(l.ffn_norm.as_ref()),
+            Step::GateUp | Step::WideGateUp | Step::Router => normed(l.ffn_norm.as_ref()),
             Step::PerLayerGate => normed(None),
             Step::MixOut => (MatmulInput::Mixed, [&s.mixed, &s.none]),
             Step::Out => (MatmulInput::Att, [&s.att, &s.none]),
@@ -463,6 +505,7 @@ impl Binder<'_> {
             Step::PerLayerOut => self.bind_gemm(step, w, [&s.post, &s.none])?,
             Step::Qkv | Step::LocalQkv => self.bind_gemm(step, w, [&s.qkv, or_none(&l.qkv_bias)])?,
             Step::Mix => self.bind_gemm(step, w, [&s.mix, &s.none])?,
+            Step::Router => self.bind_gemm(step, w, [&s.scores, &s.none])?,
             Step::MixOut => self.bind_gemm(step, w, [&s.post, &s.none])?,
             Step::Out | Step::LocalOut => self.bind_gemm(step, w, [&s.post, or_none(&l.o_bias)])?,
             Step::GateUp | Step::WideGateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,

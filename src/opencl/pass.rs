@@ -263,7 +263,8 @@ impl Pass<'_> {
         let (attending, merges) = (span.attending_part(), self.out_merges(layer, span));
         let device = &self.model.device;
         if let Some(host) = self.host.as_mut().filter(|_| attending.tokens > 0) {
-            host.attend((self.scratch, self.readback.as_deref_mut()), (layer, attending), cache)?;
+            let of_layer = (&*self.model.weights, layer, attending);
+            host.attend((self.scratch, self.readback.as_deref_mut()), of_layer, cache)?;
         } else if let Some(one) = cache.layer(layer).attend_one.as_mut().filter(|_| span.tokens == 1) {
             let chunks = span.visible_chunks();
             one.set_ints(&span.as_run())?.run(device, [chunks * KV_HEADS, 1])?; // fused: rope, attend
@@ -354,8 +355,10 @@ impl Pass<'_> {
         } else {
             let l = &mut self.launches.many[layer];
             l.gate_up.launch_many(device, self.n)?;
-            l.silu.run(device, [self.n, 1])?;
+            l.silu.as_ref().map_or(Ok(()), |silu| silu.run(device, [self.n, 1]))?;
         }
+        let experts = self.launches.experts[layer].as_ref();
+        experts.map_or(Ok(()), |experts| experts.gate_up(device, self.n))?;
         self.end_step("gate_up", layer)
     }
 
@@ -366,6 +369,8 @@ impl Pass<'_> {
         } else {
             self.launches.many[layer].down.launch_many(device, self.n)?;
         }
+        let experts = self.launches.experts[layer].as_ref();
+        experts.map_or(Ok(()), |experts| experts.down(device, self.n))?;
         self.post_norm(layer, 1)?;
         self.end_step("down", layer)
     }

@@ -2,7 +2,7 @@
 
 use super::cache::OpenClCache;
 use super::defines::ATTN_BLOCK;
-use crate::dims::{attention_window, has_mass, is_sliding, kv_layer};
+use crate::dims::{ATTENTION_SINKS, attention_window, has_mass, is_sliding, kv_layer};
 use crate::model::device::Run;
 
 /// Tokens of a run, in a pass and in one layer of their cache.
@@ -62,9 +62,9 @@ impl RunSpan {
         self.before + self.tokens
     }
 
-    /// Number of chunks that its only token sees.
+    /// Number of chunks that its only token sees; if heads have sinks, these are one more.
     pub fn visible_chunks(self) -> usize {
-        self.filled_slots().div_ceil(ATTN_BLOCK) - self.skipped
+        self.filled_slots().div_ceil(ATTN_BLOCK) - self.skipped + ATTENTION_SINKS as usize
     }
 }
 

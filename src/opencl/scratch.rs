@@ -1,7 +1,7 @@
 //! Buffers of a forward pass, allocated once. Additional buffers for attention over a longer cache, or for observed
 //! attention, are allocated on demand.
 
-use super::defines::{ATTN_BLOCK, FFN_PAD, QKV};
+use super::defines::{ATTN_BLOCK, FFN_PAD, QKV, SCORES};
 use super::shapes::MAX_BATCH_RUNS;
 use super::threads::run_both;
 use crate::dims::*;
@@ -44,6 +44,18 @@ pub struct Scratch {
     pub projected: Buffer,
     /// Gate of a layer's embedding: `[token][PER_LAYER_DIM]`
     pub layer_gate: Buffer,
+    /// Scores of experts: `[token][SCORES]`; a placeholder, like the next five, if the model has none.
+    pub scores: Buffer,
+    /// Experts of a token and their weights: `[token][EXPERTS.used][2]`
+    pub choices: Buffer,
+    /// silu(gate) * up of each choice: `[token][EXPERTS.used][EXPERTS.dim]`, bytes or floats.
+    pub expert_acts: Buffer,
+    /// Scales of `expert_acts`: `[token][EXPERTS.used][EXPERTS.dim / 32]`
+    pub expert_scales: Buffer,
+    /// Output of each choice: `[token][EXPERTS.used][DIM]`
+    pub expert_out: Buffer,
+    /// Output of the shared expert: `[token][DIM]`
+    pub shared_out: Buffer,
     /// Input of the next matrix: `[token][cols]`, bytes or floats.
     pub acts: Buffer,
     /// Scales of `acts`: `[token][cols / 32]`
@@ -78,12 +90,8 @@ pub struct Scratch {
     pub at_once: usize,
 }
 
-// If the host computes attention, new keys are written to `acts` and values to `gate_up`; no type has more than 32
-// bits.
-const _: () = assert!(FFN_PAD >= KV_DIM || HAS_EXPERTS);
-
 /// Bytes of each buffer for `tokens` tokens, in the order in which [`Scratch::new`] takes them.
-fn buffer_sizes(tokens: usize) -> [usize; 14] {
+fn buffer_sizes(tokens: usize) -> [usize; 20] {
     let widest = [DIM, Q_DIM, MAX_FFN_DIM, MIXED].into_iter().fold(0, usize::max);
     let floats = [
         HEADER + tokens * STATE_ROW,
@@ -92,7 +100,8 @@ fn buffer_sizes(tokens: usize) -> [usize; 14] {
         tokens * widest,
         tokens * widest.div_ceil(32),
         tokens * widest.div_ceil(32) * 2,
-        tokens * (1 + HAS_GATE as usize) * FFN_PAD,
+        // If the host computes attention, also new values.
+        tokens * ((1 + HAS_GATE as usize) * FFN_PAD).max(KV_DIM),
         tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
         tokens * MIX,
@@ -100,13 +109,19 @@ fn buffer_sizes(tokens: usize) -> [usize; 14] {
         tokens * MIXED,
         tokens * PER_LAYER_ROW,
         tokens * PER_LAYER_DIM,
+        tokens * SCORES,
+        2 * tokens * EXPERTS.used,
+        tokens * EXPERTS.used * EXPERTS.dim,
+        tokens * EXPERTS.used * EXPERTS.dim.div_ceil(32),
+        tokens * EXPERTS.used * DIM,
+        tokens * if HAS_SHARED_EXPERT { DIM } else { 0 },
     ];
     floats.map(|n| 4 * n)
 }
 
 /// Bytes of `partials` and of `ml` for `caches` caches with `slots` slots.
 fn part_sizes(slots: usize, caches: usize) -> [usize; 2] {
-    let heads = HEADS * slots.div_ceil(ATTN_BLOCK).max(1) * caches;
+    let heads = HEADS * (slots.div_ceil(ATTN_BLOCK).max(1) + ATTENTION_SINKS as usize) * caches;
     [4 * heads * HEAD_DIM, 4 * heads * 2]
 }
 
@@ -146,7 +161,8 @@ impl Scratch {
         let sizes = buffer_sizes(tokens);
         let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits, mix, conv, mixed, ..] =
             sizes;
-        let [.., projected, layer_gate] = sizes;
+        let [.., projected, layer_gate, scores, choices, expert_acts, expert_scales, expert_out, shared_out] =
+            sizes;
         let none = allocate_buffer(device, NONE)?;
         let allocate = |len: usize| match len {
             0 => Ok(none.clone()),
@@ -168,6 +184,12 @@ impl Scratch {
             mixed: allocate(mixed)?,
             projected: allocate(projected)?,
             layer_gate: allocate(layer_gate)?,
+            scores: allocate(scores)?,
+            choices: allocate(choices)?,
+            expert_acts: allocate(expert_acts)?,
+            expert_scales: allocate(expert_scales)?,
+            expert_out: allocate(expert_out)?,
+            shared_out: allocate(shared_out)?,
             logits: allocate_buffer(device, logits)?,
             partials: allocate_buffer(device, partials)?,
             ml: allocate_buffer(device, ml)?,

@@ -100,6 +100,13 @@ impl MatmulLaunches {
         self.0.iter().try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups, 1]))
     }
 
+    /// Queues `products` products with experts; the more there are, the fewer work-groups share one.
+    pub fn launch_products(&self, device: &Device, products: usize) -> Result<()> {
+        self.0
+            .iter()
+            .try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups.div_ceil(products), products]))
+    }
+
     /// Queues the product of one token whose input is chunks of attention over `slots` slots, its own included.
     pub fn launch_merging(&mut self, device: &Device, slots: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {

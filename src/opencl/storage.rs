@@ -1,6 +1,6 @@
 //! Steps that multiply with matrices: their shapes, the storage of a matrix, and the activations it reads.
 
-use super::defines::{FFN_PAD, LOCAL_QKV, QKV};
+use super::defines::{FFN_PAD, LOCAL_QKV, QKV, SCORES};
 use crate::dims::*;
 use crate::model::weights::Storage as HostStorage;
 use files::blocks::BlockType;
@@ -34,6 +34,16 @@ pub enum Step {
     PerLayerGate,
     /// Projection of the gated embedding to the residual.
     PerLayerOut,
+    /// Scores of the experts and of the shared expert's gate.
+    Router,
+    /// `GateUp` of the experts that a token has chosen.
+    ExpertGateUp,
+    /// `Down` of these experts.
+    ExpertDown,
+    /// `GateUp` of the shared expert.
+    SharedGateUp,
+    /// `Down` of the shared expert.
+    SharedDown,
 }
 
 impl Step {
@@ -47,13 +57,17 @@ impl Step {
         } else {
             [Step::Qkv, Step::Out]
         };
-        let ffn = if ffn_dim(layer) == FFN_DIM {
-            [Step::GateUp, Step::Down]
+        let ffn: &[Step] = if has_experts(layer) && HAS_SHARED_EXPERT {
+            &[Step::ExpertGateUp, Step::ExpertDown, Step::Router, Step::SharedGateUp, Step::SharedDown]
+        } else if has_experts(layer) {
+            &[Step::ExpertGateUp, Step::ExpertDown, Step::Router]
+        } else if ffn_dim(layer) == FFN_DIM {
+            &[Step::GateUp, Step::Down]
         } else {
-            [Step::WideGateUp, Step::WideDown]
+            &[Step::WideGateUp, Step::WideDown]
         };
         let embedding: &[Step] = if HAS_PER_LAYER { &[Step::PerLayerGate, Step::PerLayerOut] } else { &[] };
-        [&mixer[..], &ffn, embedding].concat()
+        [&mixer[..], ffn, embedding].concat()
     }
 
     /// Index among the steps of a layer.
@@ -65,17 +79,37 @@ impl Step {
         match self {
             Step::Qkv | Step::LocalQkv | Step::Mix => 0,
             Step::Out | Step::LocalOut | Step::MixOut => 1,
-            Step::GateUp | Step::WideGateUp => 2,
-            Step::Down | Step::WideDown => 3,
-            Step::PerLayerGate => 4,
-            Step::PerLayerOut => 5,
+            Step::GateUp | Step::WideGateUp | Step::ExpertGateUp => 2,
+            Step::Down | Step::WideDown | Step::ExpertDown => 3,
+            Step::PerLayerGate | Step::Router => 4,
+            Step::PerLayerOut | Step::SharedGateUp => 5,
+            Step::SharedDown => 6,
             Step::Head | Step::PerLayerInputs => unreachable!("invariant: a step of a layer"),
         }
     }
 
     /// True for the first half of the feed-forward.
     pub const fn is_gate_up(self) -> bool {
-        matches!(self, Step::GateUp | Step::WideGateUp)
+        matches!(self, Step::GateUp | Step::WideGateUp | Step::ExpertGateUp | Step::SharedGateUp)
+    }
+
+    /// Experts of which each token has a product of its own, if the step is one of a mixture of experts.
+    pub const fn experts_of_token(self) -> Option<usize> {
+        match self {
+            Step::ExpertGateUp | Step::ExpertDown => Some(EXPERTS.used),
+            Step::SharedGateUp | Step::SharedDown => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Groups of sixteen rows that stay together when matrices are split: `gate_up` writes blocks of 32, and an
+    /// expert is not divided.
+    pub const fn unsplit_groups(self) -> usize {
+        match self {
+            Step::ExpertGateUp => EXPERTS.dim / GROUP_ROWS,
+            Step::ExpertDown => DIM / GROUP_ROWS,
+            _ => 2,
+        }
     }
 
     /// True if heads are narrower than those of the cache.
@@ -92,6 +126,9 @@ impl Step {
             Step::Down | Step::WideDown => ("down", "STEP_DOWN"),
             Step::Head => ("head", "STEP_HEAD"),
             Step::Mix => ("mix", "STEP_MIX"),
+            Step::Router => ("router", "STEP_MIX"),
+            Step::ExpertGateUp | Step::SharedGateUp => ("experts' gate_up", "STEP_GATE_UP"),
+            Step::ExpertDown | Step::SharedDown => ("experts' down", "STEP_DOWN"),
             Step::MixOut => ("mix_out", "STEP_MIX_OUT"),
             Step::PerLayerInputs => ("per_layer_inputs", "STEP_PROJECT"),
             Step::PerLayerGate => ("per_layer_gate", "STEP_PROJECT"),
@@ -116,6 +153,11 @@ impl Step {
             Step::PerLayerInputs => (PER_LAYER_ROW, DIM),
             Step::PerLayerGate => (PER_LAYER_DIM, DIM),
             Step::PerLayerOut => (DIM, PER_LAYER_DIM),
+            Step::Router => (SCORES, DIM),
+            Step::ExpertGateUp => (EXPERTS.dim, DIM),
+            Step::ExpertDown => (DIM, EXPERTS.dim),
+            Step::SharedGateUp => (EXPERTS.shared_dim, DIM),
+            Step::SharedDown => (DIM, EXPERTS.shared_dim),
         }
     }
 

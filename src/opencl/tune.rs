@@ -13,7 +13,7 @@ use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
 use super::weights::Model;
-use crate::dims::LAYERS;
+use crate::dims::{HAS_LOCAL_HEADS, LAYERS, has_experts, is_recurrent, is_sliding};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
@@ -28,8 +28,13 @@ const MANY: usize = 64;
 /// Time after which nothing more is compiled just for timing, counted for many tokens and again for one. The chosen
 /// variant would have been compiled anyway.
 const COMPILE_BUDGET: Duration = Duration::from_millis(2500);
-/// Step used for timing.
-pub const STEP: Step = Step::GateUp;
+/// Step used for timing: of a layer with experts the first one, because those have no variants for many tokens.
+pub const STEP: Step = match (has_experts(0), is_recurrent(0), HAS_LOCAL_HEADS && is_sliding(0)) {
+    (false, ..) => Step::GateUp,
+    (_, true, _) => Step::Mix,
+    (_, _, true) => Step::LocalQkv,
+    _ => Step::Qkv,
+};
 /// Number of layers whose matrices are read in turn, so that they do not stay in a cache.
 const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
 /// Time budget for timing one variant, unless one product takes longer.
@@ -267,7 +272,9 @@ impl<'a> Tuner<'a> {
             Tokens::One => binder.bind_one(STEP, l).map(|products| (None, products)),
             Tokens::Many => binder.bind_many(STEP, l).map(|(input, products)| (Some(input), products)),
         };
-        let layers = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
+        let layers = matrices.layers.iter().enumerate();
+        let layers = layers.filter(|(i, _)| Step::of_layer(*i).contains(&STEP)).map(|(_, l)| l);
+        let layers = layers.take(LAYERS_IN_TURN).map(of_layer).collect::<Result<_>>()?;
         let tokens = if tokens == Tokens::One { 1 } else { self.scratch.max_tokens };
         Ok(BoundVariant { tokens, layers })
     }
@@ -292,7 +299,12 @@ impl<'a> Tuner<'a> {
         trial.run(0, device)?;
         device.finish()?;
         let took = began.elapsed();
-        let out: &[&Buffer] = if trial.tokens == 1 { &[&s.acts, &s.act_scales] } else { &[&s.gate_up] };
+        let out: &[&Buffer] = match (STEP, trial.tokens) {
+            (Step::GateUp, 1) => &[&s.acts, &s.act_scales],
+            (Step::GateUp, _) => &[&s.gate_up],
+            (Step::Mix, _) => &[&s.mix],
+            _ => &[&s.qkv],
+        };
         let mut found = Vec::new();
         for buffer in out {
             let at = found.len();

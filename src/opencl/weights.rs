@@ -8,8 +8,11 @@ use super::defines::{KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{Attention, Calibration, Ffn, Layer, Mixer, PerLayerEmbeddings, Weights};
+use crate::model::weights::{
+    Attention, Calibration, Ffn, HeadCalibration, Layer, Mixer, PerLayerEmbeddings, Weights,
+};
 use files::config::QkNorm;
+use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
@@ -65,9 +68,11 @@ pub struct LayerWeights {
     /// `[DIM]`, norms behind attention, behind the feed-forward, and of the layer's embedding of a token, as far as the
     /// model has them. If layers have factors, each is followed by that of the residual.
     pub post_norms: Vec<Buffer>,
-    /// `[FFN_DIM]`
+    /// Biases of the scores of experts, then those of their choice: `[EXPERTS.count]` each.
+    pub router_bias: Option<Buffer>,
+    /// `[FFN_DIM]`; of experts `[gate | up][EXPERT_ROWS]`
     pub up_bias: Option<Buffer>,
-    /// `[DIM]`
+    /// `[DIM]`; of experts `[EXPERT_DOWN_ROWS]`
     pub down_bias: Option<Buffer>,
     /// Taps of a recurrent layer's convolution: `[CONV_TAPS][CONV_CHANNELS]`
     pub taps: Option<Buffer>,
@@ -256,7 +261,7 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     for l in &weights.layers {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
         let mixer = MixerVectors::of(&l.mixer);
-        let [up_bias, down_bias] = ffn_biases(&l.ffn);
+        let [router_bias, up_bias, down_bias] = &ffn_biases(&l.ffn);
         floats.extend(post_norms(l).iter().map(|norm| 4 * norm.len()));
         let all = [
             &l.attn_norm,
@@ -264,6 +269,7 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
             &mixer.qkv_bias,
             &mixer.o_bias,
             &mixer.qk_norm,
+            router_bias,
             up_bias,
             down_bias,
             &mixer.taps,
@@ -281,12 +287,17 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
     Ok((matrices, floats))
 }
 
-/// Biases of a feed-forward; empty without.
-fn ffn_biases(ffn: &Ffn) -> [&Vec<f32>; 2] {
+/// Biases of a feed-forward: of its router, up and down, as [`LayerWeights`] has them; empty without.
+fn ffn_biases(ffn: &Ffn) -> [Vec<f32>; 3] {
     match ffn {
-        Ffn::Usual(w) => [&w.up_bias, &w.down_bias],
-        Ffn::Wide(w) => [&w.up_bias, &w.down_bias],
-        Ffn::Experts(_) | Ffn::None => unreachable!("invariant: the model has kernels"),
+        Ffn::Usual(w) => [Vec::new(), w.up_bias.clone(), w.down_bias.clone()],
+        Ffn::Wide(w) => [Vec::new(), w.up_bias.clone(), w.down_bias.clone()],
+        Ffn::Experts(w) => [
+            [&w.router_bias[..], &w.choice_bias].concat(),
+            [&w.gate_bias[..], &w.up_bias].concat(),
+            w.down_bias.clone(),
+        ],
+        Ffn::None => unreachable!("invariant: the model has kernels"),
     }
 }
 
@@ -321,7 +332,7 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
     };
     let parts = upload::of_layer(l)?;
     let steps = Step::of_layer(index).into_iter().zip(&parts);
-    let [up_bias, down_bias] = ffn_biases(&l.ffn);
+    let [router_bias, up_bias, down_bias] = &ffn_biases(&l.ffn);
     Ok(LayerWeights {
         steps: steps.map(|(step, parts)| upload_step(to, step, parts)).collect::<Result<_>>()?,
         attn_norm: some(to, &l.attn_norm)?,
@@ -330,6 +341,7 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
         o_bias: some(to, &mixer.o_bias)?,
         qk_norm: some(to, &mixer.qk_norm)?,
         post_norms: post_norms(l).iter().map(|norm| upload_floats(to, norm)).collect::<Result<_>>()?,
+        router_bias: some(to, router_bias)?,
         up_bias: some(to, up_bias)?,
         down_bias: some(to, down_bias)?,
         taps: some(to, &mixer.taps)?,
@@ -342,10 +354,32 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
     })
 }
 
-/// Calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`.
+/// Bytes of [`calibration`] for these types; 0 if there is neither a calibration nor sinks.
+pub fn calibration_bytes(types: KvTypes) -> usize {
+    match (types.k.is_rotated(), ATTENTION_SINKS) {
+        (_, true) => Calibration::BYTES + 4 * LAYERS * (HEADS + KV_DIM),
+        (true, false) => Calibration::BYTES,
+        (false, false) => 0,
+    }
+}
+
+/// Calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`. If heads have sinks, these follow:
+/// `[HEADS]`, and then the mean keys as they are stored: `[KV_HEADS][HEAD_DIM]`.
 pub fn calibration(device: &Device, weights: &Weights, place: Place) -> Result<Vec<Buffer>> {
-    let mut arena = Arena::new(device, &[Calibration::BYTES / LAYERS; LAYERS], Access::ReadOnly, place);
-    (0..LAYERS).map(|layer| arena.buffer_of(bytes_of(weights.layer_calibration(layer)))).collect()
+    let of_layer = |layer: usize| {
+        let calibration = weights.layer_calibration(layer);
+        let mut all = calibration.to_vec();
+        if ATTENTION_SINKS {
+            all.extend(weights.layers[layer].sink_logits());
+            let means = |head| HeadCalibration::of_head(calibration, head).stored_mean();
+            all.extend((0..KV_HEADS).flat_map(means));
+        }
+        all
+    };
+    let all: Vec<_> = (0..LAYERS).map(of_layer).collect();
+    let sizes: Vec<_> = all.iter().map(|floats| 4 * floats.len()).collect();
+    let mut arena = Arena::new(device, &sizes, Access::ReadOnly, place);
+    all.iter().map(|floats| arena.buffer_of(bytes_of(floats))).collect()
 }
 
 fn upload_floats(to: &mut Uploader<'_>, values: &[f32]) -> Result<Buffer> {
@@ -373,11 +407,13 @@ fn upload_matrices(
     let (storage, cols, halves) = (run[0].storage, run[0].cols, step.matrix_count());
     let (group, scale) = storage.group_bytes(cols);
     let groups = run.iter().map(Upload::groups).sum::<usize>() / halves;
-    // Pairs of groups: `gate_up` writes blocks of 32.
-    let most = usize::try_from(to.device.info().max_alloc).unwrap_or(usize::MAX) / (group * halves) / 2 * 2;
+    let unsplit = step.unsplit_groups();
+    let most = usize::try_from(to.device.info().max_alloc).unwrap_or(usize::MAX) / (group * halves);
+    let most = most / unsplit * unsplit;
     if most == 0 {
-        let (name, bytes) = (step.names().0, 2 * group * halves);
-        let message = format!("the device allows no buffer of {bytes} bytes, which {name} needs for 32 rows");
+        let (name, bytes, rows) = (step.names().0, unsplit * group * halves, 16 * unsplit);
+        let message =
+            format!("the device allows no buffer of {bytes} bytes, which {name} needs for {rows} rows");
         return Err(Failure::new(FailureKind::Memory, message));
     }
     for first in (0..groups).step_by(most) {

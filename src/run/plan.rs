@@ -293,6 +293,7 @@ impl Plan {
             ]);
         }
         if self.device.is_some() {
+            let calibration = opencl::calibration_bytes(o.kv_types) as u64;
             items.push(put("calibration", calibration, MemoryKind::Device));
             items.push(put("list of slots for evictions", eviction_list_bytes(o, slots), of_attention));
             items.push(put(

@@ -1,6 +1,7 @@
 //! Each OpenCL kernel against the CPU's scalar code, bit for bit, on odd sizes.
 
 mod attention;
+mod experts;
 mod formats;
 pub mod products;
 

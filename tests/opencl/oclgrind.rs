@@ -50,6 +50,14 @@ fn products_of_one_token_are_clean() {
 }
 
 #[test]
+fn mixtures_of_experts_are_clean() {
+    clean(&[
+        "kernels::experts::the_choice_of_experts_has_the_cpus_bits",
+        "kernels::experts::products_with_experts_have_the_cpus_bits",
+    ]);
+}
+
+#[test]
 fn products_of_many_tokens_are_clean() {
     clean(&["kernels::products::products_of_many_tokens_have_the_cpus_bits"]);
 }

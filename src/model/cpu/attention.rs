@@ -274,7 +274,10 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
     let mut partials = alloc_partials(capacity)?;
     let mut notes: Vec<AtomicSoftmax> = Vec::new();
     Ok(Box::new(move |job: AttentionJob<'_>| {
-        let AttentionJob { tokens, before, window, queries, stride, k, v, capacity, types, att, mass } = job;
+        let AttentionJob {
+            tokens, before, window, queries, stride, k, v, capacity, types, att, mass, ..
+        } = job;
+        let [sinks, calibration] = job.sinks;
         let query = |t: usize, h: usize| copy_head(&queries[t * stride..], 0, h, HEAD_DIM);
         let rows = |kv_head: usize| {
             let from = kv_head * capacity;
@@ -299,8 +302,8 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
             isa,
             first,
             notes: &notes,
-            sinks: &[],
-            calibration: &[],
+            sinks,
+            calibration,
         };
         heads.attend_all(&pool, tokens, att, &mut partials);
         if let Some(mass) = mass {

@@ -148,9 +148,14 @@ impl<'a> HeadCalibration<'a> {
 
     /// Product of a query in its stored form and the mean: the scores of stored keys lack it.
     pub fn score_mean(self, q: &[f32; HEAD_DIM]) -> f32 {
+        self.stored_mean().iter().zip(q).map(|(mean, q)| mean * q).sum()
+    }
+
+    /// Mean in the form of stored keys.
+    pub fn stored_mean(self) -> [f32; HEAD_DIM] {
         let mut mean: [f32; HEAD_DIM] = std::array::from_fn(|i| self.means[i] * self.scales[i]);
         hadamard_transform(&mut mean);
-        mean.iter().zip(q).map(|(mean, q)| mean * q).sum()
+        mean
     }
 
     /// Converts a key stored by an older version (rotated, with or without the mean subtracted) to today's form.

@@ -84,13 +84,15 @@ impl Binder<'_> {
         let [k, v] = rows.map_or([&s.acts, &s.gate_up], |rows| [&rows.k, &rows.v]);
         let rope = [state, &s.qkv, norm, calibration, k, v];
         let attend_one = [&rope[..], &[&s.partials, &s.ml]].concat();
+        let attend: [&Buffer; 6] = [&s.qkv, k, v, &s.att, softmax, calibration];
+        let attend = &attend[..5 + ATTENTION_SINKS as usize];
         let observe = |softmax, mass| [state, &s.qkv, norm, calibration, k, softmax, mass];
         let (observed, mass) = (on_device && mass.is_some(), mass.unwrap_or(&s.none));
         let [one, several] =
             [Observed::OneToken, Observed::ManyTokens].map(|observed| KernelName::Observe(observed, view));
         Ok(CacheLayer {
             rope: bind(many || !on_device, KernelName::Rope(view), &rope)?,
-            attend: bind(many && on_device, KernelName::Attend(view), &[&s.qkv, k, v, &s.att, softmax])?,
+            attend: bind(many && on_device, KernelName::Attend(view), attend)?,
             attend_one: bind(on_device && one_token, KernelName::AttendOne(view), &attend_one)?,
             observe: bind(observed && many, several, &observe(softmax, mass))?,
             observe_one: bind(observed && one_token, one, &observe(&s.ml, mass))?,

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::dims::*;
 use crate::model::weights::{Attention, FeedForward, Ffn, Matrix, Mixer, Weights};
-use crate::opencl::defines::GATE_AT;
+use crate::opencl::defines::{GATE_AT, SHARED_GATE_AT};
 use crate::opencl::storage::Step;
 use files::mapped::MappedSlice;
 use numeric::quant::format::GROUP_ROWS;
@@ -51,7 +51,18 @@ impl Matrices {
             match &mut l.ffn {
                 Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
                 Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
-                Ffn::Experts(_) | Ffn::None => unreachable!("invariant: the model has kernels"),
+                Ffn::Experts(w) => {
+                    adopt_gate_up((Some(&mut w.gate), &mut w.up), gate_up)?;
+                    adopt_rows(&mut w.down, down, 0)?;
+                    let router = on_device.step(Step::Router);
+                    adopt_rows(&mut w.router, router, 0)?;
+                    if let Some((shared, Some(gate))) = w.shared.as_mut().filter(|_| HAS_SHARED_EXPERT) {
+                        adopt_rows(gate, router, SHARED_GATE_AT / GROUP_ROWS)?;
+                        let [gate_up, down] = [Step::SharedGateUp, Step::SharedDown];
+                        adopt_feed_forward(shared, on_device.step(gate_up), on_device.step(down))?;
+                    }
+                }
+                Ffn::None => unreachable!("invariant: the model has kernels"),
             }
             if let (Some(w), [gate, out], true) = (&mut l.per_layer, per_layer, HAS_PER_LAYER) {
                 adopt_rows(&mut w.gate, gate, 0)?;
@@ -89,12 +100,18 @@ fn adopt_feed_forward<const W: usize>(
     gate_up: &StepWeights,
     down: &StepWeights,
 ) -> Result<()> {
-    if let [both] = &gate_up.chunks[..] {
-        let first = if w.gate.is_some() { W.div_ceil(GROUP_ROWS) } else { 0 };
-        w.gate.as_mut().map_or(Ok(()), |gate| view_device_copy(gate, both, 0))?;
-        view_device_copy(&mut w.up, both, first)?;
-    }
+    adopt_gate_up((w.gate.as_mut(), &mut w.up), gate_up)?;
     adopt_rows(&mut w.down, down, 0)
+}
+
+fn adopt_gate_up<const ROWS: usize>(
+    (gate, up): (Option<&mut Matrix<ROWS, DIM>>, &mut Matrix<ROWS, DIM>),
+    step: &StepWeights,
+) -> Result<()> {
+    let [both] = &step.chunks[..] else { return Ok(()) };
+    let first = if gate.is_some() { ROWS.div_ceil(GROUP_ROWS) } else { 0 };
+    gate.map_or(Ok(()), |gate| view_device_copy(gate, both, 0))?;
+    view_device_copy(up, both, first)
 }
 
 /// Calls [`view_device_copy`] for a matrix whose rows start at group `first` of a step's result, if one chunk has all

@@ -1,6 +1,6 @@
 //! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
-use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, Mixer};
+use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, Mixer, MixtureOfExperts};
 use crate::opencl::MISSING_KERNELS;
 use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
@@ -9,6 +9,7 @@ use opencl_runtime::failure::{Failure, FailureKind, Result};
 use std::borrow::Cow;
 
 /// A matrix as bytes, in groups of sixteen rows.
+#[derive(Clone)]
 pub struct Upload<'a> {
     rows: usize,
     /// Columns.
@@ -49,13 +50,25 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
         };
         return Err(mixed_storage_error(inputs, &qkv));
     }
-    let (gate_up, down) = match &l.ffn {
-        Ffn::Usual(w) => (gate_up(w)?, Upload::of(&w.down)),
-        Ffn::Wide(w) => (gate_up(w)?, Upload::of(&w.down)),
-        Ffn::Experts(_) | Ffn::None => unreachable!("invariant: the model has kernels"),
+    let ffn = match &l.ffn {
+        Ffn::Usual(w) => of_feed_forward(w)?.to_vec(),
+        Ffn::Wide(w) => of_feed_forward(w)?.to_vec(),
+        Ffn::Experts(w) => of_experts(w)?,
+        Ffn::None => unreachable!("invariant: the model has kernels"),
     };
     let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
-    Ok([qkv, vec![out], gate_up, vec![down]].into_iter().chain(per_layer).collect())
+    Ok([qkv, vec![out]].into_iter().chain(ffn).chain(per_layer).collect())
+}
+
+fn of_experts(w: &MixtureOfExperts) -> Result<Vec<Vec<Upload<'_>>>> {
+    let experts = [gate_up(Some(Upload::of(&w.gate)), Upload::of(&w.up))?, vec![Upload::of(&w.down)]];
+    let mut router = vec![Upload::of(&w.router)];
+    let Some((shared, gate)) = &w.shared else { return Ok([&experts[..], &[router]].concat()) };
+    router.extend(gate.as_ref().map(Upload::of));
+    if router.iter().any(|m| m.storage.activation_form() != router[0].storage.activation_form()) {
+        return Err(mixed_storage_error("router and shared expert's gate", &router));
+    }
+    Ok([&experts[..], &[router], &of_feed_forward(shared)?].concat())
 }
 
 fn of_attention<const Q: usize, const KV: usize>(a: &Attention<Q, KV>) -> (Vec<Upload<'_>>, Upload<'_>) {
@@ -64,9 +77,13 @@ fn of_attention<const Q: usize, const KV: usize>(a: &Attention<Q, KV>) -> (Vec<U
     (std::iter::once(Upload::of(&a.wq)).chain(keys).chain(gate).collect(), Upload::of(&a.wo))
 }
 
-fn gate_up<const W: usize>(w: &FeedForward<W>) -> Result<Vec<Upload<'_>>> {
-    let Some(gate) = &w.gate else { return Ok(vec![Upload::of(&w.up)]) };
-    let both = vec![Upload::of(gate), Upload::of(&w.up)];
+fn of_feed_forward<const W: usize>(w: &FeedForward<W>) -> Result<[Vec<Upload<'_>>; 2]> {
+    Ok([gate_up(w.gate.as_ref().map(Upload::of), Upload::of(&w.up))?, vec![Upload::of(&w.down)]])
+}
+
+fn gate_up<'a>(gate: Option<Upload<'a>>, up: Upload<'a>) -> Result<Vec<Upload<'a>>> {
+    let Some(gate) = gate else { return Ok(vec![up]) };
+    let both = vec![gate, up];
     if both[0].storage == both[1].storage {
         return Ok(both);
     }

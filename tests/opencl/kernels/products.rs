@@ -35,19 +35,19 @@ pub const GEMM_FEW: &str = concat!(
 );
 const ACTIVATIONS: &str = include_str!("../../../kernels/activations.cl");
 
-fn q4_options(cols: usize) -> String {
+pub fn q4_options(cols: usize) -> String {
     MatrixStorage::Blocks(Format::Q4_0).kernel_options(cols)
 }
 
 /// A packed matrix and what it stands for.
-struct Packed {
+pub struct Packed {
     rows: usize,
     blocks: Vec<Vec<BlockQ4>>,
-    quants: Vec<u8>,
-    scales: Vec<u8>,
+    pub quants: Vec<u8>,
+    pub scales: Vec<u8>,
 }
 
-fn packed(r: &mut Random, rows: usize, cols: usize) -> Packed {
+pub fn packed(r: &mut Random, rows: usize, cols: usize) -> Packed {
     let (groups, n) = (rows.div_ceil(16), cols / BLOCK);
     let (of_quants, of_scales) = Format::Q4_0.group_bytes(cols);
     let (mut quants, mut scales) = (vec![0x88; groups * of_quants], vec![0; groups * of_scales]);
@@ -70,7 +70,7 @@ fn packed(r: &mut Random, rows: usize, cols: usize) -> Packed {
 
 impl Packed {
     /// The product, block by block.
-    fn times(&self, acts: &[ActBlock]) -> Vec<f32> {
+    pub fn times(&self, acts: &[ActBlock]) -> Vec<f32> {
         let row = |row: &Vec<BlockQ4>| {
             row.iter().zip(acts).fold(0.0f32, |acc, (w, a)| {
                 let sum: i32 = (0..BLOCK).map(|i| (i32::from(w.nibble_at(i)) - 8) * i32::from(a.q[i])).sum();
@@ -89,13 +89,13 @@ pub fn quantised(x: &[f32]) -> Vec<ActBlock> {
     x.as_chunks::<BLOCK>().0.iter().map(ActBlock::quantise).collect()
 }
 
-fn normed(x: &[f32], w: &[f32]) -> Vec<f32> {
+pub fn normed(x: &[f32], w: &[f32]) -> Vec<f32> {
     let mut h = vec![0.0; x.len()];
     ops::rms_norm(Isa::Scalar, x, w, EPS, &mut h);
     h
 }
 
-fn silu(gate: &[f32], up: &[f32]) -> Vec<f32> {
+pub fn silu(gate: &[f32], up: &[f32]) -> Vec<f32> {
     let mut y = gate.to_vec();
     ops::silu_mul(Isa::Scalar, &mut y, up);
     y

@@ -117,7 +117,8 @@ impl Reference {
 
     /// True if OpenCL devices have kernels for it.
     pub fn has_kernels(&self) -> bool {
-        !self.has_experts() && self.config().is_none_or(|config| config.mamba.heads == 0)
+        let has_all = |m: ModelConfig| m.mamba.heads == 0 && !m.experts.own_norms && !m.values_are_keys;
+        self.config().is_none_or(has_all)
     }
 
     fn config(&self) -> Option<ModelConfig> {

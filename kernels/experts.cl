@@ -1,0 +1,96 @@
+// A mixture of experts between its products (gemv.cl, with PRODUCTS): the choice of a token's experts, and the sum of
+// their outputs. Both have the order of src/model/cpu/experts.rs.
+//
+// scores: [token][SCORES], then the score of the shared expert's gate at SHARED_GATE_AT
+// choices: [token][USED] of expert and bits of its weight, in ascending order of the experts
+
+#ifdef CHOOSE
+// Chooses the experts with the highest scores, of equal ones those of lower index, and weighs them: one work-group per
+// token.
+//
+// bias: of the scores (EXPERT_BIAS), then of the choice (CHOICE_BIAS): [EXPERTS] each
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void choose_experts(
+    const __global float *scores, const __global float *bias, __global int2 *choices) {
+    __local float weights[EXPERTS], ranks[EXPERTS], used[USED];
+    __local int is_chosen[EXPERTS], experts[USED];
+    __local float lanes[16];
+    int lid = get_local_id(0), t = get_group_id(0);
+    for (int e = lid; e < EXPERTS; e += WG) {
+        float score = scores[(size_t)t * SCORES + e];
+#if EXPERT_BIAS
+        score += bias[e];
+#endif
+        weights[e] = SOFTMAX ? score : sigmoid(score);
+#if CHOICE_BIAS
+        ranks[e] = weights[e] + bias[EXPERT_BIAS * EXPERTS + e];
+#else
+        ranks[e] = weights[e];
+#endif
+    }
+    for (int k = lid; k < USED; k += WG) experts[k] = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    // Those that fewer than USED others go before. If scores are NaN, there are more.
+    float largest = LOWEST_SCORE;
+    for (int e = lid; e < EXPERTS; e += WG) {
+        int before = 0;
+        for (int i = 0; i < EXPERTS; i++) before += ranks[i] > ranks[e] || (ranks[i] == ranks[e] && i < e);
+        is_chosen[e] = before < USED;
+    }
+    for (int i = 0; i < EXPERTS; i++) largest = fmax(largest, ranks[i]);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int e = lid; e < EXPERTS; e += WG) {
+        float weight = SOFTMAX ? exp_approx(weights[e] - largest) : weights[e];
+        weights[e] = weight;
+        int k = 0;
+        for (int i = 0; i < e; i++) k += is_chosen[i];
+        if (is_chosen[e] && k < USED) {
+            experts[k] = e;
+            used[k] = weight;
+        }
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+#if SOFTMAX && !RENORMALISED
+#define SUMMED weights
+#define SUMMED_COUNT EXPERTS
+#else
+#define SUMMED used
+#define SUMMED_COUNT USED
+#endif
+    for (int lane = lid; lane < 16; lane += WG) {
+        float sum = 0.0f;
+        for (int i = lane; i < SUMMED_COUNT; i += 16) sum += SUMMED[i];
+        lanes[lane] = sum;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float sum = sum_lanes(lanes);
+    // The smallest divisor of sigmoids, as on the CPU.
+    float divisor = SOFTMAX ? sum : RENORMALISED ? sum + 1e-6f : 1.0f;
+    for (int k = lid; k < USED; k += WG) {
+        float weight = divide(used[k], divisor) * EXPERT_SCALE;
+        choices[(size_t)t * USED + k] = (int2)(experts[k], as_int(weight));
+    }
+}
+#else
+// Adds the weighted outputs of a token's experts, and then of the shared expert, to the residual: a work-item per column.
+//
+// outputs: [token][USED][DIM]; shared: [token][DIM]; post: [token][DIM], what is to be normed first
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void add_experts(
+    __global float *state, const __global float *scores, const __global int2 *choices, const __global float *outputs,
+    const __global float *shared, __global float *post) {
+    int i = get_global_id(0), t = get_group_id(1);
+    if (i >= DIM) return;
+    float sum = 0.0f;
+    for (int k = 0; k < USED; k++) {
+        size_t choice = (size_t)t * USED + k;
+        sum = fma(outputs[choice * DIM + i], as_float(choices[choice].y), sum);
+    }
+#if SHARED_EXPERT
+    sum = fma(shared[(size_t)t * DIM + i], sigmoid(scores[(size_t)t * SCORES + SHARED_GATE_AT]), sum);
+#endif
+#if POST_NORMS
+    post[(size_t)t * DIM + i] = sum;
+#else
+    ROW(state, t)[i] += SCALED_RESIDUAL(sum);
+#endif
+}
+#endif
