@@ -4,6 +4,7 @@
 //! (`rope_theta`, `rope_scaling`) and the newer one (`rope_parameters`) are read. A model family is a set of switches
 //! ([`families`]); the forward pass reads only the switches.
 
+mod assistant;
 mod checkpoint_names;
 mod experts;
 mod families;
@@ -15,6 +16,7 @@ mod sizes;
 mod switches;
 mod written;
 
+pub use assistant::AssistantConfig;
 pub use experts::{Experts, Router};
 pub use families::{Arch, Family};
 pub use fields::ConfigError;
@@ -133,12 +135,7 @@ impl ModelConfig {
     ///
     /// A field is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
-        let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
-        match serde_json::from_str(strip_bom(json)) {
-            Ok(Value::Object(map)) => Self::from_map(&map),
-            Ok(_) => Err(not("not a JSON object".into())),
-            Err(e) => Err(not(format!("not JSON ({e})"))),
-        }
+        Self::from_map(&parse_object(json)?)
     }
 
     /// Reads the fields of a `config.json`.
@@ -317,6 +314,16 @@ impl ModelConfig {
             );
             local.filter(|_| self.sliding_window > 0)
         })
+    }
+}
+
+/// Parses the text of a `config.json`, which must be an object.
+fn parse_object(json: &str) -> Result<Map<String, Value>, ConfigError> {
+    let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
+    match serde_json::from_str(strip_bom(json)) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(not("not a JSON object".into())),
+        Err(e) => Err(not(format!("not JSON ({e})"))),
     }
 }
 
