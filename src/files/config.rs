@@ -5,6 +5,7 @@
 //! ([`Family`]); the forward pass reads only the switches.
 
 mod arch;
+mod assistant;
 mod checkpoint_names;
 mod experts;
 mod families;
@@ -17,6 +18,7 @@ mod switches;
 mod written;
 
 pub use arch::Arch;
+pub use assistant::AssistantConfig;
 pub use experts::{Experts, Router};
 pub use families::Family;
 pub use fields::ConfigError;
@@ -176,12 +178,7 @@ impl ModelConfig {
     ///
     /// A field is missing, wrong or not supported.
     pub fn parse(json: &str) -> Result<Self, ConfigError> {
-        let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
-        match parse_config_json(strip_bom(json).as_bytes()) {
-            Ok(Value::Object(map)) => Self::from_map(&map),
-            Ok(_) => Err(not("not a JSON object".into())),
-            Err(e) => Err(not(format!("not JSON ({e})"))),
-        }
+        Self::from_map(&parse_object(json)?)
     }
 
     /// Reads the fields of a `config.json`.
@@ -369,6 +366,16 @@ impl ModelConfig {
             );
             local.filter(|_| self.sliding_window > 0)
         })
+    }
+}
+
+/// Parses the text of a `config.json`, which must be an object.
+fn parse_object(json: &str) -> Result<Map<String, Value>, ConfigError> {
+    let not = |value: String| ConfigError::new("(whole file)", value, "a Hugging Face config.json");
+    match parse_config_json(strip_bom(json).as_bytes()) {
+        Ok(Value::Object(map)) => Ok(map),
+        Ok(_) => Err(not("not a JSON object".into())),
+        Err(e) => Err(not(format!("not JSON ({e})"))),
     }
 }
 

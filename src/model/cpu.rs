@@ -3,6 +3,7 @@
 //! Every instruction set, thread count and mixture of runs gives the same bits; `simd` and `simd::attend` explain how.
 
 mod acts;
+mod assistant;
 pub mod attention;
 mod attention_inputs;
 mod experts;
@@ -24,6 +25,7 @@ use crate::dims::*;
 use crate::rope::Frequencies;
 use crate::trace::{Steps, Trace};
 use crate::weights::{Mixer, Weights};
+pub use assistant::AssistantDevice;
 use attention::AttentionLayer;
 use files::Result;
 use input_squares::InputOf;

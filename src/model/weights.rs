@@ -5,6 +5,7 @@
 //! quantised to Q4_0 or used as they are, after adapters are added ([`lora`]). A packed file ([`pack`]) is mapped: no
 //! copy, no conversion.
 
+mod assistant;
 pub mod bundle;
 mod calibration;
 mod checkpoint;
@@ -24,6 +25,7 @@ mod stored_tensor;
 mod weight_type;
 mod zeros;
 
+pub use assistant::{Assistant, AssistantLayer, DenseMatrix, TokenClusters};
 pub use calibration::{Calibration, HeadCalibration, SubtractedMean};
 pub use checkpoint::{Checkpoint, ModelFile};
 pub use config::load_config;

@@ -4,8 +4,10 @@
 //! are always the large model's choice. The program is not trusted: whatever it says or does can cost only time, and
 //! not for long.
 
+pub mod assistant;
 mod child;
 mod draft_length;
+mod in_process;
 pub mod mtp;
 pub mod protocol;
 
@@ -111,7 +113,7 @@ impl DraftModel {
         let name = format!("`EngineOptions::draft_model` {}", escape(&program.to_string_lossy()));
         let setting = DraftSettings { threads: setting.threads.clamp(1, THREADS), ..setting };
         let child = DraftProcess::spawn(program, setting).map_err(|e| {
-            Error::Usage(format!("{name}: cannot be started: {e}; give another antigravity program"))
+            Error::Usage(format!("{name}: cannot be started: {e}; give another antigravity program, or the folder of Gemma 4's assistant"))
         })?;
         let mut held = Vec::new();
         held.resize_with(setting.sequences, CachedText::default);

@@ -3,9 +3,10 @@
 mod sessions;
 
 use crate::dims::VOCAB;
-use crate::model::weights::{Importance, LoadOptions, OpenModel, Weights};
+use crate::model::weights::{Assistant, Importance, LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::calibration;
+use crate::run::draft_model::assistant::AssistantDrafter;
 use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::draft_model::{DraftModel, DraftSettings};
 use crate::run::eviction::Policy;
@@ -65,6 +66,8 @@ pub struct Engine {
     compiler: Option<Arc<KernelCompiler>>,
     /// The draft program, if there is one.
     draft: Option<DraftModel>,
+    /// The model's assistant, if it drafts.
+    assistant: Option<AssistantDrafter>,
     /// The model's own block that drafts, if it has one; made when drafts are first asked for.
     mtp: OnceLock<Option<MtpDrafter>>,
 }
@@ -84,7 +87,8 @@ impl Engine {
             Some(isa) => isa,
             None => Isa::detect()?,
         };
-        let drafted = options.draft > 0 && options.draft_model.is_some();
+        let assistant = load_assistant(&options)?;
+        let drafted = options.draft > 0 && options.draft_model.is_some() && assistant.is_none();
         // The draft program loads its model while this one is loaded.
         let early = if drafted && tokenizer.is_none() { Some(tokenizer_of(&model)?) } else { tokenizer };
         let draft =
@@ -111,6 +115,7 @@ impl Engine {
         let weights = Arc::new(weights);
         let device = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
+        let assistant = assistant.map(|a| AssistantDrafter::new(&weights, a, isa, &options)).transpose()?;
         let (template, devices, factory) = (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa });
         let compiler =
             device.as_ref().filter(|_| both_fit).map(|model| KernelCompiler::new(model.device().clone()));
@@ -126,6 +131,7 @@ impl Engine {
             devices,
             compiler,
             draft,
+            assistant,
             mtp: OnceLock::new(),
         };
         engine.ensure_calibration(&engine.options)?;
@@ -368,6 +374,11 @@ fn draft_model(o: &EngineOptions, tokenizer: &Tokenizer) -> Result<Option<DraftM
     let notice = o.notice.clone();
     let say = move |line: &str| notice.warn(line);
     DraftModel::start(program, o.draft_when, tokenizer.pieces().compute_checksum(), setting, say).map(Some)
+}
+
+/// Loads the model's assistant, if one drafts.
+fn load_assistant(o: &EngineOptions) -> Result<Option<Assistant>> {
+    o.assistant_folder().map(|folder| Assistant::load(&folder)).transpose()
 }
 
 /// Loads the weights, and says what a quantised checkpoint loses.

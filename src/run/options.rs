@@ -4,8 +4,8 @@ use crate::model::weights::{ModelPath, OpenModel, WeightType};
 use crate::opencl::facts_of;
 use crate::run::draft_model::DraftWhen;
 use crate::run::eviction::Eviction;
-use files::Result;
 use files::lora::LoraFile;
+use files::{Result, hf_cache};
 use numeric::cancel::CancelToken;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -189,9 +189,9 @@ pub struct EngineOptions {
     /// Maximum number of tokens drafted at a time, without changing the text: see
     /// [`Session::with_drafts`](crate::session::Session::with_drafts); 0 is none.
     pub draft: usize,
-    /// Draft program: its path, or its name in `PATH`. It is used where the text so far does not suggest its
-    /// continuation, and drafts at most [`EngineOptions::draft`] tokens. Without it, the model's own block drafts, if its
-    /// file has one.
+    /// Draft program: its path, or its name in `PATH`; or the folder of a Gemma 4 assistant of the model, or its name in
+    /// the Hugging Face cache. It is used where the text so far does not suggest its continuation, and drafts at most
+    /// [`EngineOptions::draft`] tokens. Without it, the model's own block drafts, if its file has one.
     pub draft_model: Option<PathBuf>,
     /// Condition for drafts by either.
     pub draft_when: DraftWhen,
@@ -219,6 +219,13 @@ pub struct EngineOptions {
 }
 
 impl EngineOptions {
+    /// Folder of the model's assistant, if that drafts and not a program.
+    pub fn assistant_folder(&self) -> Option<PathBuf> {
+        let given = self.draft_model.as_ref().filter(|_| self.draft > 0)?;
+        let found = hf_cache::resolve_model(given).unwrap_or_else(|_| given.clone());
+        Some(hf_cache::resolve_snapshot(&found)).filter(|folder| folder.is_dir())
+    }
+
     /// The defaults of the command line for a model.
     pub fn new(model: impl Into<PathBuf>) -> Self {
         Self {

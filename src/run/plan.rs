@@ -17,7 +17,7 @@ pub use server::{BACKLOG, CONNECTION_BUFFER, CONNECTIONS, request_threads};
 use crate::dims::*;
 use crate::model::cpu;
 use crate::model::device::Ring;
-use crate::model::weights::{Calibration, OpenModel, WeightBytes, WeightType};
+use crate::model::weights::{Assistant, Calibration, OpenModel, WeightBytes, WeightType};
 use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::mtp;
@@ -116,6 +116,8 @@ pub struct Plan {
     /// Fingerprint of the weights' files; empty if there are none.
     pub model_id: String,
     weights: WeightBytes,
+    /// Bytes of the model's assistant, if it drafts.
+    assistant: u64,
     /// Bytes of the program itself.
     program: u64,
     tokenizer_file: u64,
@@ -192,6 +194,7 @@ impl Plan {
         let memory = Memory::for_planning()?;
         let device = DeviceMemory::of(&options);
         let (form, model_id) = (WeightsForm::Assumed, String::new());
+        let assistant = options.assistant_folder().map_or(0, |folder| Assistant::stored_bytes(&folder));
         let program = add(system::program_bytes().unwrap_or(PROGRAM), LIBRARIES);
         Ok(Self {
             options,
@@ -199,6 +202,7 @@ impl Plan {
             memory,
             model_id,
             weights,
+            assistant,
             program,
             tokenizer_file,
             row_blocks: 0,
@@ -278,6 +282,7 @@ impl Plan {
             put("attention mass", mass_bytes(o, slots, chunk), of_attention),
             put("logits", self.logits_bytes(batch, chunk), MemoryKind::Own),
             put("draft block", mtp_bytes(o), MemoryKind::Own),
+            put("assistant", self.assistant, MemoryKind::Mapped),
             put("tokens and text", add(mul(all_slots, TEXT_PER_SLOT), encoding), MemoryKind::Own),
             put("tokenizer", self.tokenizer_bytes(), MemoryKind::Own),
             put("requests and answers", self.request_bytes(), MemoryKind::Own),
@@ -360,8 +365,9 @@ impl Plan {
 
     /// Bytes of one sequence: its cache, buffers and threads. Every other sequence needs the same.
     pub fn session_bytes(&self) -> u64 {
-        let shared = [self.weights.mapped, self.calibration_bytes(), self.tokenizer_bytes(), self.program];
-        self.needed_bytes().saturating_sub(shared.into_iter().fold(self.weights.own, add))
+        let WeightBytes { own, mapped, .. } = self.weights;
+        let shared = [mapped, self.assistant, self.calibration_bytes(), self.tokenizer_bytes(), self.program];
+        self.needed_bytes().saturating_sub(shared.into_iter().fold(own, add))
     }
 
     /// An upper bound of the resident set, mapped pages included.

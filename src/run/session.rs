@@ -19,8 +19,6 @@ pub use sequence::{PastEviction, Sequence};
 use crate::dims::{HAS_STATE, VOCAB};
 use crate::model::device::{Extent, Logits, LogitsBuffer, Run, SharedDevice, lock_device};
 use crate::model::trace::Trace;
-use crate::run::draft_model::DraftModel;
-use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::eviction::{Eviction, Policy};
 use crate::run::placement::{DeviceCache, Placement, RunPosition, TokenKind};
 use draft::Drafter;
@@ -160,26 +158,6 @@ impl Session {
             )));
         }
         self.drafter = (most > 0).then(|| Drafter::new(most)).transpose()?;
-        Ok(self)
-    }
-
-    /// Lets a smaller model draft too. Call it after [`Session::with_drafts`].
-    pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.set_model(model);
-        }
-        self
-    }
-
-    /// Lets the model's own block draft too. Call it after [`Session::with_drafts`].
-    ///
-    /// # Errors
-    ///
-    /// `Memory`.
-    pub fn with_mtp(mut self, block: &MtpDrafter) -> Result<Self> {
-        if let Some(drafter) = &mut self.drafter {
-            drafter.set_mtp(block.new_sequence()?);
-        }
         Ok(self)
     }
 
@@ -336,8 +314,9 @@ impl Session {
         pending.tokens.clear();
         pending.tokens.push(token);
         self.tokens.push(token);
-        let drafted =
-            self.drafter.as_mut().is_some_and(|d| d.propose(&self.tokens, room, &mut pending.tokens));
+        let (tokens, cache) = (&self.tokens, self.device_cache.cache());
+        let propose = |d: &mut Drafter| d.propose(tokens, room, Some(cache), &mut pending.tokens);
+        let drafted = self.drafter.as_mut().is_some_and(propose);
         self.tokens.pop();
         pending.logits = if drafted { LogitsWanted::Draft } else { LogitsWanted::Next };
     }

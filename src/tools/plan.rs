@@ -162,9 +162,9 @@ fn sharing_line(plan: &Plan) -> String {
 
 /// A line about the draft model, which runs in another process.
 fn draft_line(plan: &Plan) -> String {
-    let Some(draft) = plan.options.draft_model.as_ref().filter(|_| plan.options.draft > 0) else {
-        return String::new();
-    };
+    let o = &plan.options;
+    let drafts = o.draft > 0 && o.assistant_folder().is_none();
+    let Some(draft) = o.draft_model.as_ref().filter(|_| drafts) else { return String::new() };
     let program = one_line(&draft.to_string_lossy(), MAX_LINE_BYTES / 2);
     format!("the draft model runs in another process; for its plan run `{program} plan`\n")
 }

@@ -7,6 +7,7 @@ mod support;
 
 /// Decoding a token allocates memory.
 mod allocations;
+mod assistant;
 /// The attention mass of slots depends on threads, chunks or the instruction set, or does not move with its rows.
 mod attention_mass;
 /// A prompt's answer depends on the prompts computed with it.

@@ -188,7 +188,7 @@ fn sliding_window_layers() -> Outcome {
     for (model, filters) in [
         ("m9-gemma3-270m-bf16", &["sliding_window::"][..]),
         ("gemma3-1b", &["sliding_window::a_long_context"]),
-        ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits", "conversation::"]),
+        ("m22-gemma4-e2b-bf16", &["sliding_window::", "batch::logits", "conversation::", "assistant::"]),
         ("m20n-qwen35-nested", &["conversation::", "draft::", "mtp::"]),
         ("m19b-lfm2-bf16", &["conversation::", "draft::"]),
         ("m21-lfm2moe-bf16", &["conversation::"]),

@@ -2,7 +2,8 @@
 //! joins a token's embedding with the model's final state of the token before it, a *pair*, and its prediction with its
 //! own state for the token after that. It runs on the CPU, wherever the model does.
 
-use super::draft_length::{DraftLengthPolicy, DraftWhen, PassTime};
+use super::draft_length::DraftWhen;
+use super::in_process::{DrafterState, FinalStates, InProcessDrafter};
 use crate::dims::{DIM, HEAD_DIM, KV_HEADS, MTP_LAYER};
 use crate::model::cpu::{MTP_SLOTS, MTP_VOCAB, MtpDevice};
 use crate::model::device::{KvCache, Logits, Run};
@@ -10,7 +11,7 @@ use crate::model::weights::Weights;
 use files::Result;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use text::sampler::argmax;
 
 /// Number of a prompt's last tokens that the block sees.
@@ -23,13 +24,11 @@ pub fn sequence_bytes() -> u64 {
 }
 
 /// The block, which the sequences of an engine share.
-#[derive(Clone)]
-pub struct MtpDrafter(Arc<Mutex<MtpState>>);
+pub type MtpDrafter = InProcessDrafter<MtpState>;
 
-struct MtpState {
-    device: MtpDevice,
-    length_policy: DraftLengthPolicy,
-    /// Logits of the last prediction: `[MTP_VOCAB]`
+/// The block, and logits of its last prediction: `[MTP_VOCAB]`.
+pub struct MtpState {
+    block: MtpDevice,
     logits: Vec<f32>,
 }
 
@@ -40,12 +39,7 @@ pub struct MtpSequence {
     cache: Box<dyn KvCache>,
     /// Position of the token that the next pair's state belongs to, if it follows those in the cache.
     next: usize,
-    /// Final states of the last pass: `[CONTEXT][DIM]`, `count` of them, from position `first` on.
-    states: Vec<f32>,
-    first: usize,
-    count: usize,
-    /// Position and number of those of the pass that has begun.
-    staged: (usize, usize),
+    last_pass: FinalStates,
     /// State of the block's last prediction: `[DIM]`
     own_state: Vec<f32>,
 }
@@ -57,9 +51,8 @@ impl MtpDrafter {
     ///
     /// `Memory`.
     pub fn new(weights: &Arc<Weights>, isa: Isa, threads: usize, when: DraftWhen) -> Result<Option<Self>> {
-        let Some(device) = MtpDevice::new(weights, isa, threads)? else { return Ok(None) };
-        let (length_policy, logits) = (DraftLengthPolicy::new(when), vec![0.0; MTP_VOCAB]);
-        Ok(Some(Self(Arc::new(Mutex::new(MtpState { device, length_policy, logits })))))
+        let Some(block) = MtpDevice::new(weights, isa, threads)? else { return Ok(None) };
+        Ok(Some(Self::with_device(MtpState { block, logits: vec![0.0; MTP_VOCAB] }, when)))
     }
 
     /// An empty sequence.
@@ -68,37 +61,9 @@ impl MtpDrafter {
     ///
     /// `Memory`.
     pub fn new_sequence(&self) -> Result<MtpSequence> {
-        let cache = self.lock().device.new_cache(KvTypes::same(KvType::F16))?;
-        let (states, own_state) = (vec![0.0; CONTEXT * DIM], vec![0.0; DIM]);
-        Ok(MtpSequence {
-            drafter: self.clone(),
-            cache,
-            next: 0,
-            states,
-            first: 0,
-            count: 0,
-            staged: (0, 0),
-            own_state,
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, MtpState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Number of tokens to draft now, at most `most`; 0 means none.
-    pub fn draft_length(&self, most: usize) -> usize {
-        self.lock().length_policy.next_length(most)
-    }
-
-    /// Records the time of a pass without drafts.
-    pub fn record_undrafted(&self, time: PassTime) {
-        self.lock().length_policy.record_undrafted(time);
-    }
-
-    /// Records how many drafted tokens were accepted, and the time of the pass including the draft, if known.
-    pub fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        self.lock().length_policy.record_drafted(accepted, drafted, time);
+        let cache = self.lock().device.block.new_cache(KvTypes::same(KvType::F16))?;
+        let (last_pass, own_state) = (FinalStates::with_room(CONTEXT), vec![0.0; DIM]);
+        Ok(MtpSequence { drafter: self.clone(), cache, next: 0, last_pass, own_state })
     }
 }
 
@@ -109,16 +74,13 @@ impl MtpSequence {
         if let Some(&next) = staged.first() {
             self.append_known_pairs(tokens, next, false);
         }
-        self.count = 0;
         let end = tokens.len() + staged.len();
-        let count = (end + CONTEXT).saturating_sub(known).min(staged.len()).min(CONTEXT);
-        self.staged = (end - count, count);
-        &mut self.states[..count * DIM]
+        self.last_pass.begin_pass(end, (end + CONTEXT).saturating_sub(known).min(staged.len()))
     }
 
     /// Ends a pass that has not failed.
     pub fn end_pass(&mut self) {
-        (self.first, self.count) = std::mem::take(&mut self.staged);
+        self.last_pass.end_pass();
     }
 
     /// Appends the most likely tokens after `tokens` and `next` to `draft`, at most `length`. Returns false if the state
@@ -127,10 +89,10 @@ impl MtpSequence {
         if !self.append_known_pairs(tokens, next, true) {
             return false;
         }
-        let MtpState { device, logits, .. } = &mut *self.drafter.lock();
+        let DrafterState { device: MtpState { block, logits }, .. } = &mut *self.drafter.lock();
         let known = self.cache.extent().len;
         for i in 0..length {
-            device.compute_logits(&self.own_state, logits);
+            block.compute_logits(&self.own_state, logits);
             let token = argmax(logits);
             draft.push(token);
             if i + 1 == length || self.cache.extent().len == MTP_SLOTS {
@@ -138,7 +100,7 @@ impl MtpSequence {
             }
             let pair = self.own_state.clone();
             let run = Run::new(&mut *self.cache, std::slice::from_ref(&token), self.next + i, Logits::None);
-            if device.append_pairs(Run { hidden: &mut self.own_state, ..run }, &pair).is_err() {
+            if block.append_pairs(Run { hidden: &mut self.own_state, ..run }, &pair).is_err() {
                 break;
             }
         }
@@ -149,24 +111,24 @@ impl MtpSequence {
     /// Appends the pairs of the last pass whose token is known now: one of `tokens`, or `next`, which follows them. With
     /// `predicts`, computes the block's state of the last one, the pair of `next`; false if that one is not among them.
     fn append_known_pairs(&mut self, tokens: &[u32], next: u32, predicts: bool) -> bool {
-        let end = (self.first + self.count).min(tokens.len());
+        let FinalStates { first, count, .. } = self.last_pass;
+        let end = (first + count).min(tokens.len());
         let predicts = predicts && end == tokens.len();
-        if end <= self.first {
+        if end <= first {
             return false;
         }
-        if self.first != self.next {
+        if first != self.next {
             self.cache.set_len(0); // earlier pairs are not those before these
         }
-        let pairs: Vec<u32> =
-            (self.first + 1..=end).map(|p| tokens.get(p).copied().unwrap_or(next)).collect();
+        let pairs: Vec<u32> = (first + 1..=end).map(|p| tokens.get(p).copied().unwrap_or(next)).collect();
         if self.cache.extent().len + pairs.len() > MTP_SLOTS {
             self.drop_oldest_pairs();
         }
         let hidden = if predicts { &mut self.own_state[..] } else { &mut [] };
-        let run = Run { hidden, ..Run::new(&mut *self.cache, &pairs, self.first, Logits::None) };
-        let appended =
-            self.drafter.lock().device.append_pairs(run, &self.states[..pairs.len() * DIM]).is_ok();
-        (self.next, self.count) = (end, 0);
+        let run = Run { hidden, ..Run::new(&mut *self.cache, &pairs, first, Logits::None) };
+        let states = self.last_pass.first_rows(pairs.len());
+        let appended = self.drafter.lock().device.block.append_pairs(run, states).is_ok();
+        (self.next, self.last_pass.count) = (end, 0);
         appended && predicts
     }
 

@@ -146,6 +146,9 @@ impl Engine {
                 "the eviction policy looks at attention, which drafts would distort"
             }
             _ if room == 0 => "a pass has room for only one token of each sequence",
+            _ if self.assistant.is_some() && self.may_use_device() => {
+                "an assistant reads the cache of the CPU, and an OpenCL device computes"
+            }
             _ => return o.draft.min(room),
         };
         o.notice.warn(&format!("`EngineOptions::draft` {}: off, because {why}", o.draft));
@@ -158,6 +161,9 @@ impl Engine {
             return Ok(session);
         }
         let session = session.with_drafts(most)?;
+        if let Some(assistant) = &self.assistant {
+            return Ok(session.with_assistant(assistant));
+        }
         if o.draft_model.is_some() {
             return Ok(self.draft.iter().fold(session, Session::with_draft_model));
         }
@@ -165,6 +171,11 @@ impl Engine {
             Some(block) => session.with_mtp(block),
             None => Ok(session),
         }
+    }
+
+    /// True if an OpenCL device computes, or may later.
+    fn may_use_device(&self) -> bool {
+        self.device.is_some() && !matches!(self.devices.get(), Some(Devices::Cpu))
     }
 
     /// The model's own block that drafts, if its file has one.

@@ -4,8 +4,11 @@
 //! Sampling is unaffected: every token is sampled from the same logits as without drafts, and while the sampled token
 //! is the draft's next one, its logits are already computed.
 
+use super::Session;
 use crate::dims::VOCAB;
-use crate::run::draft_model::mtp::MtpSequence;
+use crate::model::device::KvCache;
+use crate::run::draft_model::assistant::{AssistantDrafter, AssistantSequence};
+use crate::run::draft_model::mtp::{MtpDrafter, MtpSequence};
 use crate::run::draft_model::{DraftModel, DraftQuery, PassTime};
 use files::{Error, Result};
 use std::ops::{Add, RangeInclusive};
@@ -115,15 +118,24 @@ enum SequenceModel {
     },
     /// A block of the model itself.
     Mtp(MtpSequence),
+    /// The model's assistant.
+    Assistant(AssistantSequence),
 }
 
 impl SequenceDraft {
     /// Asks the model, if that is worthwhile, and appends its draft of at most `room` tokens to `pass`.
-    fn request_draft(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> Source {
+    fn request_draft(
+        &mut self,
+        tokens: &[u32],
+        room: usize,
+        cache: Option<&mut dyn KvCache>,
+        pass: &mut Vec<u32>,
+    ) -> Source {
         let began = Instant::now();
         let length = match &self.model {
             SequenceModel::Program { program, .. } => program.draft_length(room),
             SequenceModel::Mtp(sequence) => sequence.drafter.draft_length(room),
+            SequenceModel::Assistant(sequence) => sequence.drafter.draft_length(room),
         };
         let (Some((&next, before)), 1..) = (tokens.split_last(), length) else { return Source::Nobody };
         match &mut self.model {
@@ -136,6 +148,12 @@ impl SequenceDraft {
                     return Source::Nobody;
                 }
             }
+            SequenceModel::Assistant(sequence) => {
+                let drafts = |cache| sequence.draft_tokens(cache, (next, before.len()), length, pass);
+                if !cache.is_some_and(drafts) {
+                    return Source::Nobody;
+                }
+            }
         }
         self.request_time = began.elapsed();
         Source::Model
@@ -145,6 +163,7 @@ impl SequenceDraft {
         match &self.model {
             SequenceModel::Program { program, .. } => program.record_undrafted(time),
             SequenceModel::Mtp(sequence) => sequence.drafter.record_undrafted(time),
+            SequenceModel::Assistant(sequence) => sequence.drafter.record_undrafted(time),
         }
     }
 
@@ -152,7 +171,38 @@ impl SequenceDraft {
         match &self.model {
             SequenceModel::Program { program, .. } => program.record_drafted(accepted, drafted, time),
             SequenceModel::Mtp(sequence) => sequence.drafter.record_drafted(accepted, drafted, time),
+            SequenceModel::Assistant(sequence) => sequence.drafter.record_drafted(accepted, drafted, time),
         }
+    }
+}
+
+impl Session {
+    /// Lets a smaller model draft too. Call it after [`Session::with_drafts`].
+    pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_model(model);
+        }
+        self
+    }
+
+    /// Lets the model's own block draft too. Call it after [`Session::with_drafts`].
+    ///
+    /// # Errors
+    ///
+    /// `Memory`.
+    pub fn with_mtp(mut self, block: &MtpDrafter) -> Result<Self> {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_mtp(block.new_sequence()?);
+        }
+        Ok(self)
+    }
+
+    /// Lets the model's assistant draft too, if the CPU computes the sequence. Call it after [`Session::with_drafts`].
+    pub fn with_assistant(mut self, assistant: &AssistantDrafter) -> Self {
+        if let Some(drafter) = &mut self.drafter {
+            drafter.set_assistant(assistant);
+        }
+        self
     }
 }
 
@@ -183,6 +233,12 @@ impl Drafter {
     pub fn set_mtp(&mut self, sequence: MtpSequence) {
         self.model =
             Some(SequenceDraft { model: SequenceModel::Mtp(sequence), request_time: Duration::ZERO });
+    }
+
+    /// Sets the model's assistant that drafts too.
+    pub fn set_assistant(&mut self, assistant: &AssistantDrafter) {
+        let model = SequenceModel::Assistant(assistant.new_sequence(self.max_tokens));
+        self.model = Some(SequenceDraft { model, request_time: Duration::ZERO });
     }
 
     /// Sets a smaller model that drafts too.
@@ -248,8 +304,15 @@ impl Drafter {
         &self.rows[(self.accepted_tokens - 1) * VOCAB..][..VOCAB]
     }
 
-    /// Fills `pass` with the last of `tokens` and a draft of at most `room` tokens. Returns true if there is a draft.
-    pub fn propose(&mut self, tokens: &[u32], room: usize, pass: &mut Vec<u32>) -> bool {
+    /// Fills `pass` with the last of `tokens` and a draft of at most `room` tokens. An assistant reads the `cache` of the
+    /// others. Returns true if there is a draft.
+    pub fn propose(
+        &mut self,
+        tokens: &[u32],
+        room: usize,
+        cache: Option<&mut dyn KvCache>,
+        pass: &mut Vec<u32>,
+    ) -> bool {
         self.pass.clear();
         self.accepted_tokens = 0;
         let room = room.min(self.max_tokens);
@@ -261,7 +324,7 @@ impl Drafter {
         };
         self.source = match &mut self.model {
             Some(_) if repeats(LONG_GRAM, pass) => Source::Text,
-            Some(client) if room > 0 => client.request_draft(tokens, room, pass),
+            Some(client) if room > 0 => client.request_draft(tokens, room, cache, pass),
             _ => Source::Nobody,
         };
         if self.source == Source::Nobody && repeats(GRAM, pass) {
@@ -278,6 +341,9 @@ impl Drafter {
             Some(SequenceDraft { model: SequenceModel::Mtp(sequence), .. }) => {
                 sequence.begin_pass(tokens, staged, known)
             }
+            Some(SequenceDraft { model: SequenceModel::Assistant(sequence), .. }) => {
+                sequence.begin_pass(tokens.len(), staged.len(), known)
+            }
             _ => &mut [],
         };
         let rows = staged.len().saturating_mul(VOCAB).min(self.rows.len());
@@ -286,8 +352,10 @@ impl Drafter {
 
     /// Ends a pass that has not failed.
     pub fn end_pass(&mut self) {
-        if let Some(SequenceDraft { model: SequenceModel::Mtp(sequence), .. }) = &mut self.model {
-            sequence.end_pass();
+        match self.model.as_mut().map(|client| &mut client.model) {
+            Some(SequenceModel::Mtp(sequence)) => sequence.end_pass(),
+            Some(SequenceModel::Assistant(sequence)) => sequence.end_pass(),
+            Some(SequenceModel::Program { .. }) | None => {}
         }
     }
 
@@ -445,13 +513,13 @@ mod tests {
         d.pace.length = 4;
         // After 1 2 3 came 4, after 2 3 later 9.
         let tokens = [1, 2, 3, 4, 5, 8, 2, 3, 9, 1, 2, 3];
-        assert!(d.propose(&tokens, 9, &mut pass));
+        assert!(d.propose(&tokens, 9, None, &mut pass));
         assert_eq!(pass, [3, 4, 5, 8, 2]);
-        assert!(d.propose(&tokens, 1, &mut pass));
+        assert!(d.propose(&tokens, 1, None, &mut pass));
         assert_eq!(pass, [3, 4]);
-        assert!(!d.propose(&tokens, 0, &mut pass) && d.drafted_ahead() == 0);
-        assert!(!d.propose(&[1, 2, 3, 4], 9, &mut pass) && pass == [4]);
-        assert!(!d.propose(&[1], 9, &mut pass) && !d.propose(&[], 9, &mut pass));
+        assert!(!d.propose(&tokens, 0, None, &mut pass) && d.drafted_ahead() == 0);
+        assert!(!d.propose(&[1, 2, 3, 4], 9, None, &mut pass) && pass == [4]);
+        assert!(!d.propose(&[1], 9, None, &mut pass) && !d.propose(&[], 9, None, &mut pass));
     }
 
     #[test]
