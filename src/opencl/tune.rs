@@ -13,7 +13,6 @@ use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
 use super::weights::Model;
-use crate::dims::LAYERS;
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
@@ -31,7 +30,7 @@ const COMPILE_BUDGET: Duration = Duration::from_millis(2500);
 /// Step used for timing.
 pub const STEP: Step = Step::GateUp;
 /// Number of layers whose matrices are read in turn, so that they do not stay in a cache.
-const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
+const LAYERS_IN_TURN: usize = 8;
 /// Time budget for timing one variant, unless one product takes longer.
 const TIMED_FOR: Duration = Duration::from_millis(20);
 
@@ -124,7 +123,7 @@ pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files:
 pub fn variants_key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
-    let of_layers = model.matrices.layers.iter().flat_map(|l| &l.steps).chain([&model.matrices.head]);
+    let of_layers = model.matrices.layers.values().flat_map(|l| &l.steps).chain([&model.matrices.head]);
     let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.to_string());
     stored.collect::<Vec<_>>().hash(&mut sources);
     let device = model.device.info().cache_key_parts();
@@ -161,7 +160,7 @@ impl<'a> Tuner<'a> {
 
     /// Variants besides the baseline for a number of tokens.
     fn list_candidates(&self, tokens: Tokens) -> Vec<&'static Variant> {
-        let is_quantised = self.model.matrices.layers[0].step(STEP).is_quantised();
+        let is_quantised = self.model.matrices.layers.values().next().is_some_and(|l| l.step(STEP).is_quantised());
         if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
             return Vec::new();
         }
@@ -267,7 +266,7 @@ impl<'a> Tuner<'a> {
             Tokens::One => binder.bind_one(STEP, l).map(|products| (None, products)),
             Tokens::Many => binder.bind_many(STEP, l).map(|(input, products)| (Some(input), products)),
         };
-        let layers = matrices.layers[..LAYERS_IN_TURN].iter().map(of_layer).collect::<Result<_>>()?;
+        let layers = matrices.layers.values().take(LAYERS_IN_TURN).map(of_layer).collect::<Result<_>>()?;
         let tokens = if tokens == Tokens::One { 1 } else { self.scratch.max_tokens };
         Ok(BoundVariant { tokens, layers })
     }
