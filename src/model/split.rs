@@ -48,9 +48,11 @@ pub fn stage_ranges(counts: &[usize]) -> Result<Vec<Range<usize>>> {
         )));
     }
     let mut end = 0;
-    let ranges: Vec<_> = counts.iter().map(|n| (end, end += n)).map(|(start, ())| start).collect();
-    let ends = ranges.iter().skip(1).copied().chain([LAYERS]);
-    let ranges: Vec<_> = ranges.iter().zip(ends).map(|(&start, end)| start..end).collect();
+    let next = |&count| {
+        end += count;
+        end - count..end
+    };
+    let ranges: Vec<Range<usize>> = counts.iter().map(next).collect();
     match ranges.last() {
         Some(last) if last.start > LAST_CUT => Err(Error::Usage(format!(
             "`EngineOptions::split`: the last device begins with layer {}, but layers of this model share keys and values \
