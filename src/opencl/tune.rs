@@ -19,6 +19,7 @@ use opencl_runtime::device::Device;
 use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::{FailureKind, Result};
 use opencl_runtime::program_cache::{Cache, CompileAttempt, Marker};
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
@@ -123,9 +124,10 @@ pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files:
 pub fn variants_key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
-    let of_layers = model.matrices.layers.values().flat_map(|l| &l.steps).chain([&model.matrices.head]);
+    // Stages of a split with other numbers of layers have the same variants.
+    let of_layers = model.matrices.layers.values().flat_map(|l| &l.steps);
     let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.to_string());
-    stored.collect::<Vec<_>>().hash(&mut sources);
+    stored.collect::<BTreeSet<_>>().hash(&mut sources);
     let device = model.device.info().cache_key_parts();
     format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::for_model().as_str())
 }

@@ -30,6 +30,8 @@ impl Engine {
             return Ok(devices);
         }
         let devices = match (self.options.backend, &self.device) {
+            // Its stages are one device.
+            _ if !self.stages.is_empty() => Devices::Gpu,
             (BackendKind::Cpu, _) | (_, None) => Devices::Cpu,
             (BackendKind::OpenCl, _) => Devices::Gpu,
             (BackendKind::Hybrid, _) => Devices::Both(Schedule::Fixed(self.options.hybrid.clone())),
