@@ -435,7 +435,12 @@ impl seam::Device for OpenClDevice {
 
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::KvCache>> {
         self.reserve_slots(slots)?;
-        let rows = DeviceKv::new(&self.model.device, self.kv_types, (slots, self.ring, self.model.layers()), self.kv_location)?;
+        let rows = DeviceKv::new(
+            &self.model.device,
+            self.kv_types,
+            (slots, self.ring, self.model.layers()),
+            self.kv_location,
+        )?;
         let device = &self.model.device;
         Ok(Box::new(OpenClCache::new(device, rows, self.attend_on(), self.compactor.clone())?))
     }

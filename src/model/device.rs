@@ -67,7 +67,16 @@ pub struct Run<'a> {
 impl<'a> Run<'a> {
     /// A run whose attention is not observed.
     pub fn new(cache: &'a mut dyn KvCache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
-        Self { cache, tokens, pos, known_len: 0, logits, observed_tokens: 0, hidden: &mut [], residual: &mut [] }
+        Self {
+            cache,
+            tokens,
+            pos,
+            known_len: 0,
+            logits,
+            observed_tokens: 0,
+            hidden: &mut [],
+            residual: &mut [],
+        }
     }
 }
 

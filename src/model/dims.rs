@@ -210,7 +210,8 @@ pub const LAYERS_BEFORE: [[usize; 2]; LAYERS + 1] = {
 
 /// Number of full-attention and sliding-window layers with a cache among some layers.
 pub const fn cache_layers(layers: &std::ops::Range<usize>) -> [usize; 2] {
-    let [[full, sliding], [first_full, first_sliding]] = [LAYERS_BEFORE[layers.end], LAYERS_BEFORE[layers.start]];
+    let [[full, sliding], [first_full, first_sliding]] =
+        [LAYERS_BEFORE[layers.end], LAYERS_BEFORE[layers.start]];
     [full - first_full, sliding - first_sliding]
 }
 

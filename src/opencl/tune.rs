@@ -162,7 +162,8 @@ impl<'a> Tuner<'a> {
 
     /// Variants besides the baseline for a number of tokens.
     fn list_candidates(&self, tokens: Tokens) -> Vec<&'static Variant> {
-        let is_quantised = self.model.matrices.layers.values().next().is_some_and(|l| l.step(STEP).is_quantised());
+        let is_quantised =
+            self.model.matrices.layers.values().next().is_some_and(|l| l.step(STEP).is_quantised());
         if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
             return Vec::new();
         }

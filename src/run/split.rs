@@ -114,7 +114,8 @@ mod tests {
         assert_eq!(stages[0].device, StageDevice::OpenCl(Some("0".into())));
         assert_eq!((stages[0].layers.clone(), stages[1].layers.clone()), (0..1, 1..LAYERS));
         assert_eq!(Split::Stages(stages).to_string(), text);
-        for wrong in ["", "cl", "cl:=4", "gpu=4", "cl:0=x", "cpu=1,", &format!("cpu={}", LAYERS + 1), "cpu=0"] {
+        for wrong in ["", "cl", "cl:=4", "gpu=4", "cl:0=x", "cpu=1,", &format!("cpu={}", LAYERS + 1), "cpu=0"]
+        {
             let found = Split::parse(wrong);
             assert!(matches!(&found, Err(Error::Usage(why)) if !why.contains('\n')), "{wrong}: {found:?}");
         }

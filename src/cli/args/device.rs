@@ -97,37 +97,35 @@ impl DeviceArgs {
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;
         options.zero_copy = self.zero_copy;
-        match (&self.split, &self.gpu_layers) {
-            (Some(text), _) => self.apply_split(Split::parse(text)?, options),
-            (None, Some(count)) => self.apply_gpu_layers(count, options),
-            (None, None) => Ok(()),
-        }
+        self.apply_layers(options)
     }
 
-    /// Puts a number of layers on an OpenCL device.
-    fn apply_gpu_layers(&self, count: &str, options: &mut EngineOptions) -> Result<()> {
-        match (count, count.parse::<usize>()) {
-            ("auto", _) => self.apply_split(Split::Auto, options),
-            (_, Ok(0)) => {
-                options.backend = BackendKind::Cpu;
-                Ok(())
-            }
-            (_, Ok(count)) if count < LAYERS => self.apply_split(Split::with_gpu_layers(count)?, options),
-            ("all" | "-1", _) | (_, Ok(_)) => {
-                (options.backend, options.gpu_attn) = (BackendKind::OpenCl, true);
-                Ok(())
-            }
-            _ => Err(Error::Usage(format!("--gpu-layers {count}: use a number, all or auto"))),
-        }
-    }
-
-    /// Splits the layers over several devices.
-    fn apply_split(&self, split: Split, options: &mut EngineOptions) -> Result<()> {
-        if matches!(self.backend, BackendKind::Hybrid | BackendKind::Auto) || self.zero_copy {
+    /// Sets the devices of the layers.
+    fn apply_layers(&self, options: &mut EngineOptions) -> Result<()> {
+        let split = match (&self.split, self.gpu_layers.as_deref()) {
+            (None, None) => return Ok(()),
+            (Some(text), _) => Some(Split::parse(text)?),
+            (_, Some("auto")) => Some(Split::Auto),
+            (_, Some("all" | "-1")) => None,
+            (_, Some(count)) => match count.parse() {
+                Ok(0) => {
+                    options.backend = BackendKind::Cpu;
+                    return Ok(());
+                }
+                Ok(count) if count < LAYERS => Some(Split::with_gpu_layers(count)?),
+                Ok(_) => None,
+                Err(_) => {
+                    return Err(Error::Usage(format!("--gpu-layers {count}: use a number, all or auto")));
+                }
+            },
+        };
+        if matches!(self.backend, BackendKind::Hybrid | BackendKind::Auto)
+            || self.zero_copy && split.is_some()
+        {
             let other = if self.zero_copy { "--zero-copy" } else { "--backend hybrid or auto" };
             return Err(Error::Usage(format!("--split and --gpu-layers cannot be combined with {other}")));
         }
-        (options.backend, options.gpu_attn, options.split) = (BackendKind::OpenCl, true, Some(split));
+        (options.backend, options.gpu_attn, options.split) = (BackendKind::OpenCl, true, split);
         Ok(())
     }
 }

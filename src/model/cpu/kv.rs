@@ -3,8 +3,8 @@
 use super::acts::try_vec;
 use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use crate::dims::{
-    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, STATE, attention_layers, cache_layers,
-    full_attention_layers, is_sliding, state_range,
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, STATE, attention_layers, cache_layers, full_attention_layers,
+    is_sliding, state_range,
 };
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
@@ -68,7 +68,8 @@ impl HostRows for CachePlanes {
         let [k, v] = self.row_bytes.map(|row| self.layer_range(layer, row));
         let each = KV_HEADS * self.rows[0];
         let massed = !self.mass.is_empty() && !is_sliding(layer);
-        let mass = massed.then(|| &mut self.mass[cache_layers(&(self.layers.start..layer))[0] * each..][..each]);
+        let mass =
+            massed.then(|| &mut self.mass[cache_layers(&(self.layers.start..layer))[0] * each..][..each]);
         HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
     }
 
@@ -97,11 +98,9 @@ fn alloc_plane(
     row_bytes: usize,
 ) -> Result<AlignedBytes> {
     let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
-    let bytes = of(full, slots)
-        .and_then(|bytes| bytes.checked_add(of(sliding, ring)?))
-        .ok_or_else(|| {
-            Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
-        })?;
+    let bytes = of(full, slots).and_then(|bytes| bytes.checked_add(of(sliding, ring)?)).ok_or_else(|| {
+        Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
+    })?;
     AlignedBytes::zeroed(bytes).map_err(|e| {
         Error::Memory(format!(
             "KV cache for `EngineOptions::max_seq_len` {slots}: {e}; use a smaller context or KV type"

@@ -81,7 +81,8 @@ impl WeightBytes {
     fn add_device(&mut self, spec: &TensorSpec, form: Storage) {
         let bytes = device_bytes(spec, form);
         self.device = add(self.device, bytes);
-        let layer = spec.name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        let layer =
+            spec.name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
         match layer.and_then(|layer: usize| self.device_layers.get_mut(layer)) {
             Some(of_layer) => *of_layer = add(*of_layer, bytes),
             None if spec.name == HEAD => self.device_head = bytes,

@@ -101,7 +101,8 @@ impl DeviceFactory {
         let passed =
             self.test_kernels(&mut device, o)? == Verdict::Passed && self.mass_matches(&mut device, o)?;
         let layers = device.layers();
-        let moves = |device| Ok::<_, Error>(!has_eviction(o) || selftest::compaction_matches(device, &layers)?);
+        let moves =
+            |device| Ok::<_, Error>(!has_eviction(o) || selftest::compaction_matches(device, &layers)?);
         Ok((passed && moves(&mut device)?).then_some(device))
     }
 

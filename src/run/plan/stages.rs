@@ -1,8 +1,8 @@
 //! The plan of a split: the memory of each stage, and the split that `auto` chooses by it.
 
 use super::{
-    ContextName, DeviceMemory, MemoryKind, Plan, PlanItem, add, cpu_scratch_bytes, device_scratch_bytes, format_mib,
-    mass_bytes, mul, sum, window_ring,
+    ContextName, DeviceMemory, MemoryKind, Plan, PlanItem, add, cpu_scratch_bytes, device_scratch_bytes,
+    format_mib, mass_bytes, mul, sum, window_ring,
 };
 use crate::dims::{FULL_ATTENTION_LAYERS, LAYERS, SLIDING_LAYERS, cache_layers};
 use crate::opencl::{self, Cache, DeviceInfo, DeviceType, device, read_bandwidth};
@@ -20,7 +20,8 @@ fn facts_of(o: &EngineOptions, stage: &SplitStage) -> Option<&'static DeviceInfo
 pub(super) fn split_memory(o: &EngineOptions) -> Option<DeviceMemory> {
     let mut stages = o.stages().iter().filter(|stage| stage.device != StageDevice::Cpu).peekable();
     stages.peek()?;
-    let own = |stage| facts_of(o, stage).filter(|facts| !facts.unified_memory).map(|facts| facts.global_memory);
+    let own =
+        |stage| facts_of(o, stage).filter(|facts| !facts.unified_memory).map(|facts| facts.global_memory);
     let total = stages.map(own).try_fold(0, |total, bytes| Some(add(total, bytes?)));
     Some(total.map_or(DeviceMemory::Unified, DeviceMemory::Own))
 }
@@ -59,7 +60,8 @@ impl Plan {
         };
         let name = format!("{}, layers {}-{}", stage.device, stage.layers.start, stage.layers.end - 1);
         let mass = if full > 0 { mass_bytes(o, slots, chunk) } else { 0 };
-        let lines = [("weights", weights), ("KV cache", rows), ("scratch", scratch), ("attention mass", mass)];
+        let lines =
+            [("weights", weights), ("KV cache", rows), ("scratch", scratch), ("attention mass", mass)];
         let item = |(purpose, bytes)| PlanItem { purpose: format!("{name}: {purpose}"), bytes, kind };
         lines.map(item).into()
     }
@@ -68,7 +70,9 @@ impl Plan {
     fn device_needs(&self) -> Vec<(&'static DeviceInfo, u64)> {
         let mut needs: Vec<(&'static DeviceInfo, u64)> = Vec::new();
         for stage in self.options.stages() {
-            let Some(facts) = facts_of(&self.options, stage).filter(|facts| !facts.unified_memory) else { continue };
+            let Some(facts) = facts_of(&self.options, stage).filter(|facts| !facts.unified_memory) else {
+                continue;
+            };
             let bytes = sum(&self.stage_items(stage, self.options.max_seq_len));
             match needs.iter_mut().find(|(known, _)| std::ptr::eq(*known, facts)) {
                 Some((_, need)) => *need = add(*need, bytes),
@@ -113,7 +117,9 @@ impl Plan {
         }
         let left = LAYERS - chosen.iter().map(|(_, layers)| layers).sum::<usize>();
         if chosen.is_empty() {
-            self.options.notice.warn("`EngineOptions::split` auto: no GPU has room for a layer; using the CPU");
+            self.options
+                .notice
+                .warn("`EngineOptions::split` auto: no GPU has room for a layer; using the CPU");
             (self.options.backend, self.options.split, self.device) = (BackendKind::Cpu, None, None);
             return Ok(self);
         }
