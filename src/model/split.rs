@@ -154,9 +154,10 @@ impl Device for SplitDevice {
         for index in 0..self.stages.len() {
             if let Err(failed) = self.run_stage(index, runs, cancel) {
                 for run in runs {
+                    // The last stage has not added the tokens.
                     let len = run.cache.extent().len;
                     let computed = &mut SplitCache::downcast(run.cache).stages[..index];
-                    computed.iter_mut().for_each(|(_, cache)| cache.set_len(len - run.tokens.len()));
+                    computed.iter_mut().for_each(|(_, cache)| cache.set_len(len));
                 }
                 return Err(failed);
             }
