@@ -42,9 +42,10 @@ pub fn max_output_distance(
     Ok(rows.map(|(a, b)| relative_distance(a, b)).fold(0.0, f64::max))
 }
 
-/// Residual of a token where it enters a layer that is not the first.
-fn enter_residual(tokens: usize) -> Vec<f32> {
-    (0..(tokens * DIM) as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 2048.0 - 1.0).collect()
+/// Residuals of some tokens where they enter a layer that is not the first: those of a token are always the same.
+fn enter_residual(tokens: Range<usize>) -> Vec<f32> {
+    let floats = (tokens.start * DIM) as u32..(tokens.end * DIM) as u32;
+    floats.map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 2048.0 - 1.0).collect()
 }
 
 /// Outputs of the last of the first [`MANY`] tokens, of each token computed alone, of the last of the few, and of the
@@ -62,14 +63,15 @@ fn collect_outputs(device: &mut dyn Device, ids: &[u32], layers: &Range<usize>) 
     for (first, n) in each {
         let mut logits = row();
         for (i, chunk) in ids[first..first + n].chunks(step).enumerate() {
-            let mut residual = enter_residual(chunk.len());
-            let run = Run::new(&mut *cache, chunk, first + i * step, logits.reborrow());
+            let pos = first + i * step;
+            let mut residual = enter_residual(pos..pos + chunk.len());
+            let run = Run::new(&mut *cache, chunk, pos, logits.reborrow());
             device.forward(&mut [Run { residual: &mut residual, ..run }], None)?;
             residuals.extend(residual);
         }
     }
     let last = SLOTS - 1;
-    let mut residual = enter_residual(1 + OTHERS);
+    let mut residual = enter_residual(0..1 + OTHERS);
     let mut runs = vec![Run::new(&mut *cache, &ids[last..], last, row())];
     for (other, id) in others.iter_mut().zip(ids.chunks(1)) {
         runs.push(Run::new(&mut **other, id, 0, row()));
@@ -100,7 +102,8 @@ fn collect_masses(device: &mut dyn Device, layers: &Range<usize>) -> Result<Vec<
     cache.write_mass(layer, &[])?;
     let mut run = |cache: &mut dyn KvCache, tokens: std::ops::Range<usize>| {
         let (pos, tokens) = (tokens.start, &ids[tokens]);
-        let (mut residual, run) = (enter_residual(tokens.len()), Run::new(cache, tokens, pos, Logits::None));
+        let (mut residual, run) =
+            (enter_residual(pos..pos + tokens.len()), Run::new(cache, tokens, pos, Logits::None));
         let run = Run { observed_tokens: tokens.len(), residual: &mut residual, ..run };
         device.forward(&mut [run], None)
     };
@@ -121,7 +124,7 @@ pub fn compaction_matches(device: &mut dyn Device, layers: &Range<usize>) -> Res
     let ids: Vec<u32> = (0..OBSERVED as u32).map(|i| i % VOCAB as u32).collect();
     for (i, tokens) in ids.chunks(device.max_tokens()).enumerate() {
         let pos = i * device.max_tokens();
-        let mut residual = enter_residual(tokens.len());
+        let mut residual = enter_residual(pos..pos + tokens.len());
         let run = Run::new(&mut *cache, tokens, pos, Logits::None);
         device.forward(&mut [Run { residual: &mut residual, ..run }], None)?;
     }

@@ -8,7 +8,7 @@ use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::Plan;
 use antigravity::run::split::{Split, StageDevice};
-use antigravity::session::Session;
+use antigravity::session::{Notice, Session};
 use antigravity::{BatchItem, Engine, EngineOptions, GenerateOptions};
 use numeric::kv::{KvType, KvTypes};
 use text::sampler::SamplerOptions;
@@ -24,7 +24,10 @@ fn gpu() -> StageDevice {
 
 fn split(stages: Vec<(StageDevice, usize)>, o: &EngineOptions) -> Engine {
     let split = Some(Split::new(stages).unwrap());
-    Engine::load(EngineOptions { split, backend: BackendKind::OpenCl, gpu_attn: true, ..o.clone() }).unwrap()
+    // A fallback to other kernels or to the CPU would be a failure.
+    let notice = Notice::new(|line| panic!("{line}"));
+    let o = EngineOptions { split, backend: BackendKind::OpenCl, gpu_attn: true, notice, ..o.clone() };
+    Engine::load(o).unwrap()
 }
 
 /// The CPU before and behind an OpenCL device, two OpenCL devices, and three stages.
