@@ -95,6 +95,7 @@ macro_rules! kernel_text {
 }
 
 mod batched_attention;
+mod by_layer;
 mod cache;
 mod compaction;
 mod defines;
@@ -126,7 +127,7 @@ mod weights;
 pub use opencl_runtime::*;
 
 use crate::dims::{
-    DIM, HAS_BRANCHES, HAS_MAMBA, LAST_WRITING_LAYER, ONE_PART_LAYERS, VALUES_ARE_KEYS, is_recurrent,
+    DIM, HAS_BRANCHES, HAS_MAMBA, LAST_WRITING_LAYER, LAYERS, ONE_PART_LAYERS, VALUES_ARE_KEYS, is_recurrent,
 };
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
@@ -150,6 +151,7 @@ use pass_timeout::PassTimeout;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
 use seam::{AttentionFn, CancelToken, Logits, Run};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
@@ -248,7 +250,8 @@ impl OpenClDevice {
             Vec::new()
         };
         let persistent = match (attend, set) {
-            (AttendOn::Device, KernelSet::Tuned) => {
+            // They compute all layers in one launch.
+            (AttendOn::Device, KernelSet::Tuned) if model.layers() == (0..LAYERS) => {
                 PersistentKernels::new(&model, &calibration, (kv_types, slots), &scratch)?
             }
             _ => None,
@@ -291,6 +294,11 @@ impl OpenClDevice {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.model.device
+    }
+
+    /// The layers that it computes.
+    pub fn layers(&self) -> Range<usize> {
+        self.model.layers()
     }
 
     /// True if the CPU can access the KV cache, so that both can compute on it in turn.
@@ -386,7 +394,8 @@ impl OpenClDevice {
         // observed passes need all tokens, and so do those whose final states are wanted of more.
         let states_fit = runs.iter().all(|run| run.hidden.len() <= DIM * output_rows(run));
         let narrowed = Some(read).filter(|_| {
-            !is_recurrent(LAST_WRITING_LAYER)
+            self.model.layers().end == LAYERS
+                && !is_recurrent(LAST_WRITING_LAYER)
                 && read < n
                 && n > 1
                 && read <= self.scratch.logit_rows
@@ -436,7 +445,12 @@ impl seam::Device for OpenClDevice {
 
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn seam::KvCache>> {
         self.reserve_slots(slots)?;
-        let rows = DeviceKv::new(&self.model.device, self.kv_types, (slots, self.ring), self.kv_location)?;
+        let rows = DeviceKv::new(
+            &self.model.device,
+            self.kv_types,
+            (slots, self.ring, self.model.layers()),
+            self.kv_location,
+        )?;
         let device = &self.model.device;
         Ok(Box::new(OpenClCache::new(device, rows, self.attend_on(), self.compactor.clone())?))
     }
@@ -456,7 +470,8 @@ impl seam::Device for OpenClDevice {
         let computed = runs.chunks_mut(at_once).try_for_each(|runs| self.create_pass(runs, cancel).run(runs));
         self.device().set_timeout(limit, None);
         computed?;
-        if runs.iter().any(|run| !matches!(run.logits, Logits::None)) {
+        // The host waited for its end.
+        if runs.iter().any(|run| !matches!(run.logits, Logits::None)) || self.model.layers().end < LAYERS {
             self.timeout.record_time(n, began.elapsed());
         }
         for run in runs {

@@ -11,4 +11,5 @@ pub mod placement;
 pub mod plan;
 pub mod saved;
 pub mod session;
+pub mod split;
 pub mod system;

@@ -37,6 +37,7 @@ use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use numeric::simd::Isa;
 use runs::PassRuns;
+use std::ops::Range;
 use std::sync::Arc;
 use steps::{KV_COLS, Q_COLS, QKV, Scratch};
 pub use steps::{notes_bytes, scratch_bytes, thread_bytes};
@@ -75,6 +76,8 @@ pub struct CpuDevice {
     squares: Option<Vec<f64>>,
     /// Squares of the inputs of matrices, if they are measured.
     inputs: Option<InputSquares>,
+    /// The layers that it computes: all, unless it is a stage of a split.
+    layers: Range<usize>,
 }
 
 impl CpuDevice {
@@ -93,13 +96,19 @@ impl CpuDevice {
             trace: None,
             squares: None,
             inputs: None,
+            layers: 0..LAYERS,
             weights,
         })
     }
 
+    /// Computes only these layers, as a stage of a [split](crate::split).
+    pub fn with_layers(self, layers: Range<usize>) -> Self {
+        Self { layers, ..self }
+    }
+
     /// Computes the pass. If it fails, the slots of its tokens are still taken.
     fn compute_pass(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
-        let Self { weights, pool, isa, scratch: s, sequences, trace, squares, inputs, .. } = self;
+        let Self { weights, pool, isa, scratch: s, sequences, trace, squares, inputs, layers, .. } = self;
         let (mut n, isa) = (runs.iter().map(|run| run.tokens.len()).sum(), *isa);
         let observed = runs.iter().any(|run| run.observed_tokens > 0);
         let last = runs.last().map_or(0, |run| run.pos + run.tokens.len() - 1);
@@ -110,12 +119,15 @@ impl CpuDevice {
         steps.end_step("embed", 0);
         let mut seqs = std::mem::take(sequences).into_empty();
         seqs.borrow_rows(runs)?;
+        if layers.start > 0 {
+            s.read_residual(&mut seqs); // from the stage before
+        }
         if steps.is_traced() {
             seqs.force_last_token(); // its residual is digested after every layer
         }
         let narrows =
             squares.is_none() && seqs.tokens_in_last_layer() < n && !is_recurrent(LAST_WRITING_LAYER);
-        for (index, layer) in weights.layers.iter().enumerate() {
+        for (index, layer) in layers.clone().zip(&weights.layers[layers.clone()]) {
             let narrows = narrows && index == LAST_WRITING_LAYER;
             s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention
             steps.end_step("norm", index);
@@ -210,6 +222,11 @@ impl CpuDevice {
             steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
             pool.check_cancelled()?;
         }
+        if layers.end < LAYERS {
+            s.write_residual(&mut seqs); // for the next stage
+            *sequences = seqs.into_empty();
+            return Ok(());
+        }
         s.write_hidden(&weights.norm, &mut seqs, isa); // final states, for drafts by the model itself
         if s.list_output_tokens(&mut seqs) {
             s.compute_logits(weights, &mut seqs, pool, isa); // final RMS norm, one logit per vocabulary entry
@@ -243,7 +260,7 @@ impl Device for CpuDevice {
     }
 
     fn new_cache(&mut self, slots: usize) -> Result<Box<dyn KvCache>> {
-        Ok(Box::new(CpuCache::new(self.kv_types, slots, Ring::new(self.max_tokens))?))
+        Ok(Box::new(CpuCache::new(self.kv_types, (slots, Ring::new(self.max_tokens)), self.layers.clone())?))
     }
 
     fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<()> {

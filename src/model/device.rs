@@ -58,12 +58,25 @@ pub struct Run<'a> {
     /// Destination of the final states (the residual after the last norm) of this many tokens, counted from the end:
     /// `[token][DIM]`. Empty unless the model drafts for itself.
     pub hidden: &'a mut [f32],
+    /// Residual of each token, `[token][DIM]`, for the stage of a [split](crate::split) whose device computes only some
+    /// layers: the one that enters its first layer, replaced by the one that leaves its last. The first stage reads none,
+    /// and the last writes none. Empty for a device that computes all layers.
+    pub residual: &'a mut [f32],
 }
 
 impl<'a> Run<'a> {
     /// A run whose attention is not observed.
     pub fn new(cache: &'a mut dyn KvCache, tokens: &'a [u32], pos: usize, logits: Logits<'a>) -> Self {
-        Self { cache, tokens, pos, known_len: 0, logits, observed_tokens: 0, hidden: &mut [] }
+        Self {
+            cache,
+            tokens,
+            pos,
+            known_len: 0,
+            logits,
+            observed_tokens: 0,
+            hidden: &mut [],
+            residual: &mut [],
+        }
     }
 }
 

@@ -254,15 +254,22 @@ pub const SLIDING_LAYERS: usize = before(LAYERS)[1];
 pub const FULL_ATTENTION_LAYERS: usize = before(LAYERS)[0];
 /// Number of layers with a cache of keys and values.
 pub const CACHE_LAYERS: usize = FULL_ATTENTION_LAYERS + SLIDING_LAYERS;
-/// Number of full-attention and sliding-window layers with a cache before each layer.
-pub const LAYERS_BEFORE: [[usize; 2]; LAYERS] = {
-    let (mut i, mut all) = (0, [[0; 2]; LAYERS]);
-    while i < LAYERS {
+/// Number of full-attention and sliding-window layers with a cache before each layer, and of all.
+pub const LAYERS_BEFORE: [[usize; 2]; LAYERS + 1] = {
+    let (mut i, mut all) = (0, [[0; 2]; LAYERS + 1]);
+    while i <= LAYERS {
         all[i] = before(i);
         i += 1;
     }
     all
 };
+
+/// Number of full-attention and sliding-window layers with a cache among some layers.
+pub const fn cache_layers(layers: &std::ops::Range<usize>) -> [usize; 2] {
+    let [[full, sliding], [first_full, first_sliding]] =
+        [LAYERS_BEFORE[layers.end], LAYERS_BEFORE[layers.start]];
+    [full - first_full, sliding - first_sliding]
+}
 
 const fn before(layer: usize) -> [usize; 2] {
     let layer = if layer < FIRST_SHARING_LAYER { layer } else { FIRST_SHARING_LAYER };

@@ -5,5 +5,6 @@ pub mod cpu;
 pub mod device;
 pub mod dims;
 pub mod rope;
+pub mod split;
 pub mod trace;
 pub mod weights;

@@ -1,6 +1,7 @@
 //! Attention of several runs with one token each: one launch per layer, and one that merges; see
 //! `kernels/attend_one.cl`.
 
+use super::by_layer::ByLayer;
 use super::kv::LayerRows;
 use super::shapes::MAX_BATCH_RUNS;
 use super::step_launch::Launch;
@@ -50,7 +51,7 @@ impl RunTable {
 
 /// The launches, and the runs collected for the next one.
 pub struct BatchedAttention {
-    attend: Vec<Launch>,
+    attend: ByLayer<Launch>,
     merge: Launch,
     /// Placeholder for the rows of missing runs.
     none: Buffer,
@@ -61,7 +62,7 @@ pub struct BatchedAttention {
 
 impl BatchedAttention {
     /// Creates the launches of attention from the kernels of all layers, bound to everything but rows.
-    pub fn new(attend: Vec<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
+    pub fn new(attend: ByLayer<Launch>, merge: Launch, none: Buffer, most: usize) -> Self {
         Self { attend, merge, none, max_runs: most, runs: RunTable::new() }
     }
 

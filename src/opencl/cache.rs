@@ -1,6 +1,7 @@
 //! KV cache of one sequence: its rows, the attention mass of its slots, and the launches bound to both. With unified
 //! memory the CPU can borrow rows and mass until the device needs them again.
 
+use super::by_layer::ByLayer;
 use super::compaction::{Compactor, PendingCompaction};
 use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
@@ -43,7 +44,7 @@ pub struct OpenClCache {
 /// Rows and mass borrowed by the CPU.
 struct BorrowedRows {
     /// By layer.
-    rows: Vec<MappedLayer>,
+    rows: ByLayer<MappedLayer>,
     /// By full-attention layer: `[kv_head][slot]`; empty if there is no mass.
     mass: Vec<Vec<f32>>,
     /// The recurrent states.
@@ -149,7 +150,7 @@ impl OpenClCache {
             let write = |to: &Buffer| to.write(i * STATE_BYTES, bytes_of(state));
             self.state.as_ref().map_or(Ok(()), write).map_err(to_lost_device)?;
         }
-        let mut views = rows.into_iter().flat_map(|(k, v)| [k, v]);
+        let mut views = rows.into_values().flat_map(|(k, v)| [k, v]);
         views.try_for_each(|view| view.unmap()).map_err(to_lost_device)?;
         match &mut self.mass {
             Some(sums) => sums.write_all(&mass, self.len).map_err(to_lost_device),

@@ -1,6 +1,7 @@
 //! Rows of one sequence: per layer one plane of keys and one of values, in the same order and bytes as on the CPU
 //! (`[kv_head][slot][row bytes]`). They are device buffers, or host memory if the host computes attention.
 
+use super::by_layer::ByLayer;
 use crate::dims::*;
 use crate::model::device::{KvRows, Ring, ring_spans};
 use files::config::LayerKind;
@@ -39,12 +40,12 @@ pub enum KvLocation {
 
 /// Rows by layer.
 enum Layers {
-    Device(Vec<LayerRows>),
+    Device(ByLayer<LayerRows>),
     /// `[keys, values]` of each layer.
-    Host(Vec<[Vec<u8>; 2]>),
+    Host(ByLayer<[Vec<u8>; 2]>),
 }
 
-/// Rows of all layers.
+/// Rows of the layers that a device computes.
 pub struct DeviceKv {
     types: KvTypes,
     slots: usize,
@@ -59,14 +60,14 @@ impl DeviceKv {
     pub fn new(
         device: &Device,
         types: KvTypes,
-        (slots, ring): (usize, Ring),
+        (slots, ring, layers): (usize, Ring, Range<usize>),
         home: KvLocation,
     ) -> Result<Self> {
         let layers = match home {
             KvLocation::Device(place) => {
-                allocate_on_device(device, types, (slots, ring), place).map(Layers::Device)
+                allocate_on_device(device, types, (slots, ring, layers), place).map(Layers::Device)
             }
-            KvLocation::Host => allocate_on_host(types, (slots, ring)).map(Layers::Host),
+            KvLocation::Host => allocate_on_host(types, (slots, ring, layers)).map(Layers::Host),
         };
         let layers = layers.map_err(|f: Failure| match f.kind {
             FailureKind::Memory => {
@@ -98,6 +99,14 @@ impl DeviceKv {
         self.ring
     }
 
+    /// The layers that the device computes.
+    pub fn layers(&self) -> Range<usize> {
+        match &self.layers {
+            Layers::Device(layers) => layers.layers(),
+            Layers::Host(layers) => layers.layers(),
+        }
+    }
+
     /// Bytes of a row of keys (0) or values (1).
     pub fn plane_row_bytes(&self, plane: usize) -> usize {
         row_bytes(self.types)[plane]
@@ -122,8 +131,8 @@ impl DeviceKv {
     /// Copies the rows of the first `len` slots to a new object with another number of slots, or other rings. A ring
     /// that changes its size must not have wrapped around yet.
     pub fn copy_resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
-        let mut grown = Self::new(device, self.types, (slots, ring), self.location)?;
-        for layer in attention_layers() {
+        let mut grown = Self::new(device, self.types, (slots, ring, self.layers()), self.location)?;
+        for layer in self.layers().filter(|&layer| has_cache(layer)) {
             let (here, there) = (self.rows_per_head(layer), grown.rows_per_head(layer));
             let len = if is_sliding(layer) { here.min(there) } else { len };
             for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
@@ -227,26 +236,26 @@ impl DeviceKv {
     /// # Panics
     ///
     /// If the rows are not in host-visible device memory.
-    pub fn map_layers(&self) -> Result<Vec<MappedLayer>> {
+    pub fn map_layers(&self) -> Result<ByLayer<MappedLayer>> {
         let map = |b: &Buffer| b.clone().into_map(0..b.len(), MapFor::ReadingAndWriting);
         let layer = |layer| {
             let rows = self.layer(layer).expect("the device has the rows that it shares");
             Ok((map(&rows.k)?, map(&rows.v)?))
         };
-        (0..LAYERS).map(layer).collect()
+        ByLayer::try_new(self.layers(), layer)
     }
 }
 
 fn allocate_on_device(
     device: &Device,
     types: KvTypes,
-    (slots, ring): (usize, Ring),
+    (slots, ring, layers): (usize, Ring, Range<usize>),
     place: Place,
-) -> Result<Vec<LayerRows>> {
+) -> Result<ByLayer<LayerRows>> {
     let [k, v] = row_bytes(types);
     let plane = |layer: usize, row: usize| (KV_HEADS * row).saturating_mul(rows_per_head(layer, slots, ring));
     let arena = |row: usize| {
-        let planes: [usize; LAYERS] = std::array::from_fn(|layer| plane(layer, row));
+        let planes: Vec<usize> = layers.clone().map(|layer| plane(layer, row)).collect();
         Arena::new(device, &planes, Access::ReadWrite, place)
     };
     let (mut keys, mut values) = (arena(k), arena(v));
@@ -258,10 +267,13 @@ fn allocate_on_device(
         }
         Ok(rows)
     };
-    (0..LAYERS).map(layer).collect()
+    ByLayer::try_new(layers.clone(), layer)
 }
 
-fn allocate_on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<[Vec<u8>; 2]>> {
+fn allocate_on_host(
+    types: KvTypes,
+    (slots, ring, layers): (usize, Ring, Range<usize>),
+) -> Result<ByLayer<[Vec<u8>; 2]>> {
     let plane = |layer: usize, row: usize| {
         let len = (KV_HEADS * row).saturating_mul(rows_per_head(layer, slots, ring));
         let room = Vec::<u8>::new().try_reserve_exact(len);
@@ -270,7 +282,7 @@ fn allocate_on_host(types: KvTypes, (slots, ring): (usize, Ring)) -> Result<Vec<
         Ok(vec![0; len])
     };
     let [k, v] = row_bytes(types);
-    (0..LAYERS).map(|layer| Ok([plane(layer, k)?, plane(layer, v)?])).collect()
+    ByLayer::try_new(layers, |layer| Ok([plane(layer, k)?, plane(layer, v)?]))
 }
 
 /// The rows of `slots` of all heads, if they are one piece per head.

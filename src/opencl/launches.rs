@@ -11,6 +11,7 @@ pub use experts::ExpertLaunches;
 pub use per_layer::PerLayerLaunches;
 
 use super::batched_attention::{self, BatchedAttention};
+use super::by_layer::ByLayer;
 use super::defines::LayerView;
 use super::kernels::{KernelName, Kernels, MatmulInput, RecurrentStep, variant_of};
 use super::scratch::Scratch;
@@ -71,21 +72,21 @@ pub enum AttendOn {
 pub struct Launches {
     /// Per-layer launches for single tokens. Empty when the persistent kernel is used; passes it cannot compute use the
     /// kernels for many tokens.
-    pub one: Vec<OneToken>,
+    pub one: ByLayer<OneToken>,
     /// Per-layer launches for many tokens; empty if the device takes one token at a time.
-    pub many: Vec<ManyTokens>,
+    pub many: ByLayer<ManyTokens>,
     /// By layer: the norms of outputs, in the order of [`LayerWeights::post_norms`].
-    pub post_norms: Vec<Vec<Launch>>,
+    pub post_norms: ByLayer<Vec<Launch>>,
     /// By layer: experts, if it has such.
-    pub experts: Vec<Option<ExpertLaunches>>,
+    pub experts: ByLayer<Option<ExpertLaunches>>,
     /// Embeddings of tokens for all layers, if the model has such.
     pub per_layer: Option<PerLayerLaunches>,
     /// By layer: the norm of all queries, and of all keys, of a token. Empty if the model has none.
-    pub qk_norms: Vec<Launch>,
+    pub qk_norms: ByLayer<Launch>,
     /// Gate of attention's output, if the model has one.
     pub gate: Option<Launch>,
     /// By layer: preparation and gate of a delta net; `None` for other layers.
-    pub delta: Vec<Option<[Launch; 2]>>,
+    pub delta: ByLayer<Option<[Launch; 2]>>,
     /// Final norm and output head of one token.
     pub head: MatmulLaunches,
     /// Final norm of several tokens.
@@ -167,7 +168,8 @@ impl Binder<'_> {
         for (_, step) in recurrent.into_iter().filter(|(has, _)| *has) {
             self.kernels.require_kernel(KernelName::Recurrent(step))?;
         }
-        for view in (0..LAYERS).filter(|&layer| !is_recurrent(layer)).map(LayerView::of) {
+        let layers = m.layers.layers();
+        for view in layers.clone().filter(|&layer| !is_recurrent(layer)).map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
                 self.kernels.require_kernel(KernelName::AttendOne(view))?;
             }
@@ -180,39 +182,29 @@ impl Binder<'_> {
         }
         let merge = [&s.partials, &s.ml, &s.att];
         let on_device = self.attend == AttendOn::Device;
+        let none = layers.start..layers.start;
+        let some = |wanted: bool| if wanted { layers.clone() } else { none.clone() };
         Ok(Launches {
-            one: (0..LAYERS)
-                .filter(|_| one)
-                .map(|i| self.one_token(&m.layers[i], i))
-                .collect::<Result<_>>()?,
+            one: ByLayer::try_new(some(one), |i| self.one_token(&m.layers[i], i))?,
             head: self.bind_head()?,
             batched: (many && on_device && s.at_once > 1).then(|| self.batched_attention()).transpose()?,
             merge: (one && on_device).then(|| self.bind_launch(KernelName::Merge, &merge)).transpose()?,
-            many: (0..LAYERS)
-                .filter(|_| many)
-                .map(|i| self.many_tokens(&m.layers[i], i))
-                .collect::<Result<_>>()?,
-            post_norms: m.layers.iter().map(|l| self.bind_post_norms(l)).collect::<Result<_>>()?,
-            experts: (0..LAYERS)
-                .map(|i| has_experts(i).then(|| self.bind_experts(&m.layers[i])).transpose())
-                .collect::<Result<_>>()?,
+            many: ByLayer::try_new(some(many), |i| self.many_tokens(&m.layers[i], i))?,
+            post_norms: ByLayer::try_new(layers.clone(), |i| self.bind_post_norms(&m.layers[i]))?,
+            experts: ByLayer::try_new(layers.clone(), |i| {
+                has_experts(i).then(|| self.bind_experts(&m.layers[i])).transpose()
+            })?,
             per_layer: self.bind_per_layer()?,
-            qk_norms: m
-                .layers
-                .iter()
-                .filter(|_| QK_NORM == QkNorm::Whole)
-                .map(|l| {
-                    self.bind_launch(KernelName::QkNorm, &[&s.qkv, l.qk_norm.as_ref().unwrap_or(&s.none)])
-                })
-                .collect::<Result<_>>()?,
+            qk_norms: ByLayer::try_new(some(QK_NORM == QkNorm::Whole), |i| {
+                let norm = m.layers[i].qk_norm.as_ref().unwrap_or(&s.none);
+                self.bind_launch(KernelName::QkNorm, &[&s.qkv, norm])
+            })?,
             gate: HAS_ATTENTION_GATE
                 .then(|| self.bind_launch(KernelName::Gate, &[&s.att, &s.qkv]))
                 .transpose()?,
-            delta: (0..LAYERS)
-                .map(|i| {
-                    (HAS_DELTA_NET && is_recurrent(i)).then(|| self.bind_delta(&m.layers[i])).transpose()
-                })
-                .collect::<Result<_>>()?,
+            delta: ByLayer::try_new(layers.clone(), |i| {
+                (HAS_DELTA_NET && is_recurrent(i)).then(|| self.bind_delta(&m.layers[i])).transpose()
+            })?,
             norm: many.then(|| self.bind_norm(Some(&m.norm), m.head.reads)).transpose()?,
             heads: if many { self.bind_heads()? } else { MatmulLaunches::default() },
             queries: self.kernels.device_shapes().attend.map_or(1, |s| s.queries),
@@ -223,8 +215,8 @@ impl Binder<'_> {
     /// Attention of several runs with one token each; their rows are bound later.
     fn batched_attention(&mut self) -> Result<BatchedAttention> {
         let (s, m) = (self.scratch, self.matrices);
-        let mut layer = |(i, l): (usize, &LayerWeights)| {
-            let norm = l.qk_norm.as_ref().unwrap_or(&s.none);
+        let layer = |i: usize| {
+            let norm = m.layers[i].qk_norm.as_ref().unwrap_or(&s.none);
             let calibration = self.calibration.get(kv_layer(i)).unwrap_or(&s.none);
             let buffers = [s.state.buffer(), &s.qkv, norm, calibration, &s.partials, &s.ml];
             let launch = self.bind_launch(KernelName::AttendBatch(LayerView::of(i)), &buffers)?;
@@ -233,7 +225,7 @@ impl Binder<'_> {
                 ..launch
             })
         };
-        let attend = m.layers.iter().enumerate().map(&mut layer).collect::<Result<_>>()?;
+        let attend = ByLayer::try_new(m.layers.layers(), layer)?;
         let merge = self.bind_launch(KernelName::MergeBatch, &[&s.partials, &s.ml, &s.att])?;
         Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
     }

@@ -54,7 +54,11 @@ impl Pass<'_> {
             return Ok(()); // fused: all that follows
         }
         self.embed_for_layers()?; // embeddings that each layer has of a token
-        for layer in 0..LAYERS {
+        let layers = self.model.layers();
+        if layers.start > 0 {
+            self.scratch.write_residuals(runs)?; // from the stage before
+        }
+        for layer in layers.clone() {
             self.check_cancel()?;
             self.norm(layer)?; // RMS norm before attention
             self.qkv(layer, runs)?; // queries, keys and values
@@ -75,6 +79,9 @@ impl Pass<'_> {
             self.add_per_layer(layer)?; // so does the layer's own embedding of the token
             self.trace_residual(layer, runs)?;
             self.begin_device(layer)?;
+        }
+        if layers.end < LAYERS {
+            return Ok(self.read_residuals(runs)?); // for the next stage
         }
         self.head(runs)?; // final RMS norm, one logit per vocabulary entry
         Ok(self.read_states(runs)?) // final states, for drafts by the model itself
@@ -395,7 +402,7 @@ impl Pass<'_> {
 
     /// Lets the device start on the first layer while the rest is queued.
     fn begin_device(&self, layer: usize) -> Result<()> {
-        if layer == 0 { self.device().flush_if_gpu() } else { Ok(()) }
+        if layer == self.model.layers().start { self.device().flush_if_gpu() } else { Ok(()) }
     }
 
     /// Computes the requested logits.
@@ -420,6 +427,14 @@ impl Pass<'_> {
             }
         }
         self.end_step("head", LAYERS)
+    }
+
+    /// Reads the residual of all tokens for the stage behind this one.
+    fn read_residuals(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+        match (&mut self.readback, &mut *runs) {
+            (Some(readback), [run]) if self.n == 1 => self.scratch.read_token(readback, run.residual),
+            _ => self.scratch.read_residuals(runs),
+        }
     }
 
     /// Reads the residual of the tokens whose final states are wanted, and norms it.

@@ -8,7 +8,9 @@ use crate::dims::*;
 use crate::model::device::Run;
 use crate::model::rope::{Frequencies, compute_angles};
 use crate::model::weights::Weights;
-use opencl_runtime::buffer::{Access, Buffer, Place, StagingBuffer, bytes_of, bytes_of_mut};
+use opencl_runtime::buffer::{
+    Access, Buffer, Place, ReadbackBuffer, StagingBuffer, StridedPieces, bytes_of, bytes_of_mut,
+};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
 
@@ -80,6 +82,8 @@ pub struct Scratch {
     header: [u32; HEADER],
     /// Tokens of the pass.
     tokens: Vec<Token>,
+    /// Residuals exchanged with other stages: `[token][DIM]`.
+    residual: Vec<f32>,
     /// Maximum tokens of a pass.
     pub max_tokens: usize,
     /// Maximum tokens whose logits fit.
@@ -197,6 +201,7 @@ impl Scratch {
             none,
             header: [0; HEADER],
             tokens: Vec::with_capacity(tokens),
+            residual: Vec::new(),
             max_tokens: tokens,
             logit_rows: tokens.min(LOGIT_ROWS),
             slots: slots.max(1).next_multiple_of(ATTN_BLOCK),
@@ -266,10 +271,41 @@ impl Scratch {
         self.att.copy_to(att..att + 4 * Q_DIM, &self.att, new_att)
     }
 
+    /// Replaces the residual of all tokens by those of the runs.
+    pub fn write_residuals(&mut self, runs: &[Run<'_>]) -> Result<()> {
+        self.residual.clear();
+        runs.iter().for_each(|run| self.residual.extend_from_slice(run.residual));
+        self.state.buffer().write_pieces(residual_pieces(&self.residual), bytes_of(&self.residual))
+    }
+
+    /// Reads the residual of all tokens into the runs.
+    pub fn read_residuals(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+        self.residual.resize(runs.iter().map(|run| run.residual.len()).sum(), 0.0);
+        let pieces = residual_pieces(&self.residual);
+        self.state.buffer().read_pieces(pieces, bytes_of_mut(&mut self.residual))?;
+        let mut rest = &self.residual[..];
+        for run in runs {
+            let own;
+            (own, rest) = rest.split_at(run.residual.len());
+            run.residual.copy_from_slice(own);
+        }
+        Ok(())
+    }
+
+    /// Reads the residual of the first token through page-locked memory.
+    pub fn read_token(&self, readback: &mut ReadbackBuffer, x: &mut [f32]) -> Result<()> {
+        readback.read(self.state.buffer(), 4 * HEADER, bytes_of_mut(x))
+    }
+
     /// Reads the residual of token `t`.
     pub fn read_residual(&self, t: usize, x: &mut [f32]) -> Result<()> {
         self.state.buffer().read(4 * (HEADER + t * STATE_ROW), bytes_of_mut(x))
     }
+}
+
+/// Places of the residuals of the first tokens, `[token][DIM]`, in [`Scratch::state`].
+fn residual_pieces(residuals: &[f32]) -> StridedPieces {
+    StridedPieces { start: 4 * HEADER, len: 4 * DIM, count: residuals.len() / DIM, pitch: 4 * STATE_ROW }
 }
 
 /// A token of a pass.

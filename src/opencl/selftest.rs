@@ -5,9 +5,10 @@
 //! devices a single flipped rounding of an activation moves the logits of a small model by up to 3 % (measured on the
 //! bundled one), while a wrong kernel changes them completely.
 
-use crate::dims::{KV_HEADS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, full_attention_layers};
+use crate::dims::{DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, VOCAB, has_mass};
 use crate::model::device::{Device, KvCache, KvRows, Logits, Run};
 use files::Result;
+use std::ops::Range;
 
 /// Largest relative distance of logits explained by rounding.
 pub const TOLERANCE: f64 = 0.05;
@@ -26,61 +27,85 @@ pub const SLOTS: usize = MANY + AFTER;
 /// Tokens computed at once when mass is compared.
 const OBSERVED: usize = 8;
 
-/// Largest relative L2 distance of a row of logits: 0 for identical bits, infinite if a value is not finite.
-pub fn max_logit_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
+/// Largest relative L2 distance of a row of logits, or of the residual that leaves these layers if they are not the
+/// last: 0 for identical bits, infinite if a value is not finite. Both devices compute `layers`.
+pub fn max_output_distance(
+    found: &mut dyn Device,
+    expected: &mut dyn Device,
+    layers: &Range<usize>,
+) -> Result<f64> {
     let ids: Vec<u32> =
         (1..=SLOTS as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect();
-    let (a, b) = (collect_logits(found, &ids)?, collect_logits(expected, &ids)?);
-    let rows = a.chunks(VOCAB).zip(b.chunks(VOCAB));
+    let (a, b) = (collect_outputs(found, &ids, layers)?, collect_outputs(expected, &ids, layers)?);
+    let width = if layers.end == LAYERS { VOCAB } else { DIM };
+    let rows = a.chunks(width).zip(b.chunks(width));
     Ok(rows.map(|(a, b)| relative_distance(a, b)).fold(0.0, f64::max))
 }
 
-/// Logits of the last of the first [`MANY`] tokens, of each token computed alone, of the last of the few, and of the
-/// last token together with the first ones of other sequences.
-fn collect_logits(device: &mut dyn Device, ids: &[u32]) -> Result<Vec<f32>> {
+/// Residuals of some tokens where they enter a layer that is not the first: those of a token are always the same.
+fn enter_residual(tokens: Range<usize>) -> Vec<f32> {
+    let floats = (tokens.start * DIM) as u32..(tokens.end * DIM) as u32;
+    floats.map(|i| (i.wrapping_mul(2_654_435_761) >> 20) as f32 / 2048.0 - 1.0).collect()
+}
+
+/// Outputs of the last of the first [`MANY`] tokens, of each token computed alone, of the last of the few, and of the
+/// last token together with the first ones of other sequences: logits, or the residual of all these tokens.
+fn collect_outputs(device: &mut dyn Device, ids: &[u32], layers: &Range<usize>) -> Result<Vec<f32>> {
     let mut cache = device.new_cache(SLOTS)?;
     let mut others = (0..OTHERS).map(|_| device.new_cache(SLOTS)).collect::<Result<Vec<_>>>()?;
     let mut out = vec![0.0; (1 + ONE + 2 + OTHERS) * VOCAB];
     let mut rows = out.chunks_exact_mut(VOCAB);
-    let mut row = || rows.next().expect("there is a row for each");
+    let (is_last, mut residuals) = (layers.end == LAYERS, Vec::new());
+    let mut row = || rows.next().map(Logits::Last).filter(|_| is_last).unwrap_or(Logits::None);
     let step = device.max_tokens();
     let each =
         [(0, MANY)].into_iter().chain((MANY..MANY + ONE).map(|pos| (pos, 1))).chain([(MANY + ONE, FEW)]);
     for (first, n) in each {
-        let logits = row();
+        let mut logits = row();
         for (i, chunk) in ids[first..first + n].chunks(step).enumerate() {
-            let run = Run::new(&mut *cache, chunk, first + i * step, Logits::Last(&mut *logits));
-            device.forward(&mut [run], None)?;
+            let pos = first + i * step;
+            let mut residual = enter_residual(pos..pos + chunk.len());
+            let run = Run::new(&mut *cache, chunk, pos, logits.reborrow());
+            device.forward(&mut [Run { residual: &mut residual, ..run }], None)?;
+            residuals.extend(residual);
         }
     }
     let last = SLOTS - 1;
-    let mut runs = vec![Run::new(&mut *cache, &ids[last..], last, Logits::Last(row()))];
+    let mut residual = enter_residual(0..1 + OTHERS);
+    let mut runs = vec![Run::new(&mut *cache, &ids[last..], last, row())];
     for (other, id) in others.iter_mut().zip(ids.chunks(1)) {
-        runs.push(Run::new(&mut **other, id, 0, Logits::Last(row())));
+        runs.push(Run::new(&mut **other, id, 0, row()));
     }
+    runs.iter_mut().zip(residual.chunks_mut(DIM)).for_each(|(run, residual)| run.residual = residual);
     runs.chunks_mut(step.min(1 + OTHERS)).try_for_each(|runs| device.forward(runs, None))?;
-    Ok(out)
+    drop(runs);
+    residuals.extend(residual);
+    Ok(if is_last { out } else { residuals })
 }
 
 /// Largest relative L2 distance of the attention mass of any layer.
-pub fn max_mass_distance(found: &mut dyn Device, expected: &mut dyn Device) -> Result<f64> {
-    let (a, b) = (collect_masses(found)?, collect_masses(expected)?);
+pub fn max_mass_distance(
+    found: &mut dyn Device,
+    expected: &mut dyn Device,
+    layers: &Range<usize>,
+) -> Result<f64> {
+    let (a, b) = (collect_masses(found, layers)?, collect_masses(expected, layers)?);
     Ok(a.iter().zip(&b).map(|(a, b)| relative_distance(a, b)).fold(0.0, f64::max))
 }
 
 /// Mass by layer, after several tokens at once and several one by one.
-fn collect_masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
+fn collect_masses(device: &mut dyn Device, layers: &Range<usize>) -> Result<Vec<Vec<f32>>> {
     let ids: Vec<u32> = (1..=(OBSERVED + ONE) as u32).map(|i| i * 97 % VOCAB as u32).collect();
     let many = OBSERVED.min(device.max_tokens());
     let mut cache = device.new_cache(SLOTS)?;
-    let Some(layer) = full_attention_layers().next() else { return Ok(Vec::new()) };
+    let Some(layer) = layers.clone().find(|&layer| has_mass(layer)) else { return Ok(Vec::new()) };
     cache.write_mass(layer, &[])?;
     let mut run = |cache: &mut dyn KvCache, tokens: std::ops::Range<usize>| {
         let (pos, tokens) = (tokens.start, &ids[tokens]);
-        device.forward(
-            &mut [Run { observed_tokens: tokens.len(), ..Run::new(cache, tokens, pos, Logits::None) }],
-            None,
-        )
+        let (mut residual, run) =
+            (enter_residual(pos..pos + tokens.len()), Run::new(cache, tokens, pos, Logits::None));
+        let run = Run { observed_tokens: tokens.len(), residual: &mut residual, ..run };
+        device.forward(&mut [run], None)
     };
     run(&mut *cache, 0..many)?;
     (many..many + ONE).try_for_each(|pos| run(&mut *cache, pos..pos + 1))?;
@@ -88,18 +113,20 @@ fn collect_masses(device: &mut dyn Device) -> Result<Vec<Vec<f32>>> {
         let mut mass = vec![0.0; KV_HEADS * (many + ONE)];
         cache.read_mass(layer, &mut mass).map(|()| mass)
     };
-    full_attention_layers().map(mass).collect()
+    layers.clone().filter(|&layer| has_mass(layer)).map(mass).collect()
 }
 
 /// True if an eviction keeps the right rows.
-pub fn compaction_matches(device: &mut dyn Device) -> Result<bool> {
+pub fn compaction_matches(device: &mut dyn Device, layers: &Range<usize>) -> Result<bool> {
     const KEPT: [u32; 3] = [0, 3, 6];
     let mut cache = device.new_cache(SLOTS)?;
-    let Some(layer) = full_attention_layers().next() else { return Ok(true) };
+    let Some(layer) = layers.clone().find(|&layer| has_mass(layer)) else { return Ok(true) };
     let ids: Vec<u32> = (0..OBSERVED as u32).map(|i| i % VOCAB as u32).collect();
     for (i, tokens) in ids.chunks(device.max_tokens()).enumerate() {
         let pos = i * device.max_tokens();
-        device.forward(&mut [Run::new(&mut *cache, tokens, pos, Logits::None)], None)?;
+        let mut residual = enter_residual(pos..pos + tokens.len());
+        let run = Run::new(&mut *cache, tokens, pos, Logits::None);
+        device.forward(&mut [Run { residual: &mut residual, ..run }], None)?;
     }
     let (mut before, mut after) = (KvRows::default(), KvRows::default());
     cache.read_rows(layer, 0..OBSERVED, &mut before)?;

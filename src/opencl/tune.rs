@@ -12,14 +12,15 @@ use super::scratch::{HEADER, Scratch};
 use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
-use super::weights::Model;
-use crate::dims::{HAS_LOCAL_HEADS, LAYERS, has_experts, is_recurrent, is_sliding};
+use super::weights::{LayerWeights, Matrices, Model};
+use crate::dims::{HAS_LOCAL_HEADS, has_experts, is_recurrent, is_sliding};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
 use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::{FailureKind, Result};
 use opencl_runtime::program_cache::{Cache, CompileAttempt, Marker};
+use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::{Duration, Instant};
 
@@ -35,8 +36,14 @@ pub const STEP: Step = match (has_experts(0), is_recurrent(0), HAS_LOCAL_HEADS &
     (_, _, true) => Step::LocalQkv,
     _ => Step::Qkv,
 };
+/// Layers that have the step used for timing.
+fn timed_layers(matrices: &Matrices) -> impl Iterator<Item = &LayerWeights> {
+    let layers = matrices.layers.layers().zip(matrices.layers.values());
+    layers.filter(|(i, _)| Step::of_layer(*i).contains(&STEP)).map(|(_, l)| l)
+}
+
 /// Number of layers whose matrices are read in turn, so that they do not stay in a cache.
-const LAYERS_IN_TURN: usize = if LAYERS < 8 { LAYERS } else { 8 };
+const LAYERS_IN_TURN: usize = 8;
 /// Time budget for timing one variant, unless one product takes longer.
 const TIMED_FOR: Duration = Duration::from_millis(20);
 
@@ -129,9 +136,10 @@ pub fn time_variants(model: &Model, cache: &Cache, say: &dyn Fn(&str)) -> files:
 pub fn variants_key(model: &Model) -> String {
     let mut sources = DefaultHasher::new();
     SOURCES.hash(&mut sources);
-    let of_layers = model.matrices.layers.iter().flat_map(|l| &l.steps).chain([&model.matrices.head]);
+    // Stages of a split with other numbers of layers have the same variants.
+    let of_layers = model.matrices.layers.values().flat_map(|l| &l.steps);
     let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.to_string());
-    stored.collect::<Vec<_>>().hash(&mut sources);
+    stored.collect::<BTreeSet<_>>().hash(&mut sources);
     let device = model.device.info().cache_key_parts();
     format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::for_model().as_str())
 }
@@ -166,7 +174,8 @@ impl<'a> Tuner<'a> {
 
     /// Variants besides the baseline for a number of tokens.
     fn list_candidates(&self, tokens: Tokens) -> Vec<&'static Variant> {
-        let is_quantised = self.model.matrices.layers[0].step(STEP).is_quantised();
+        let mut layers = timed_layers(&self.model.matrices);
+        let is_quantised = layers.next().is_some_and(|l| l.step(STEP).is_quantised());
         if !is_quantised || (tokens == Tokens::Many && self.scratch.max_tokens == 1) {
             return Vec::new();
         }
@@ -272,9 +281,7 @@ impl<'a> Tuner<'a> {
             Tokens::One => binder.bind_one(STEP, l).map(|products| (None, products)),
             Tokens::Many => binder.bind_many(STEP, l).map(|(input, products)| (Some(input), products)),
         };
-        let layers = matrices.layers.iter().enumerate();
-        let layers = layers.filter(|(i, _)| Step::of_layer(*i).contains(&STEP)).map(|(_, l)| l);
-        let layers = layers.take(LAYERS_IN_TURN).map(of_layer).collect::<Result<_>>()?;
+        let layers = timed_layers(matrices).take(LAYERS_IN_TURN).map(of_layer).collect::<Result<_>>()?;
         let tokens = if tokens == Tokens::One { 1 } else { self.scratch.max_tokens };
         Ok(BoundVariant { tokens, layers })
     }

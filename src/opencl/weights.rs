@@ -4,6 +4,7 @@
 mod shared;
 mod upload;
 
+use super::by_layer::ByLayer;
 use super::defines::{KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
@@ -191,17 +192,22 @@ impl Model {
     pub fn device(&self) -> &Device {
         &self.device
     }
+
+    /// The layers that it computes.
+    pub fn layers(&self) -> Range<usize> {
+        self.matrices.layers.layers()
+    }
 }
 
 /// All weights but the embedding, whose rows the host looks up.
 pub struct Matrices {
     /// Transformer blocks.
-    pub(super) layers: Vec<LayerWeights>,
+    pub(super) layers: ByLayer<LayerWeights>,
     /// Projection and norm of the embeddings that all layers have of a token, if the model has such.
     pub(super) per_layer: Option<(StepWeights, Buffer)>,
     /// Final norm.
     pub(super) norm: Buffer,
-    /// Output head.
+    /// Output head; without chunks on the stage of a split that is not the last.
     pub(super) head: StepWeights,
 }
 
@@ -212,18 +218,30 @@ impl Matrices {
     ///
     /// `Memory` if there is no room for them, `Device` if the device fails.
     pub fn copy(device: &Device, weights: &Weights, place: Place) -> files::Result<Self> {
-        let mut to = Uploader::new(device, place, weights)?;
+        Self::copy_layers(device, weights, (0..LAYERS, place))
+    }
+
+    /// [`Matrices::copy`] of what a device needs that computes only some layers.
+    ///
+    /// # Errors
+    ///
+    /// See [`Matrices::copy`].
+    pub fn copy_layers(
+        device: &Device,
+        weights: &Weights,
+        (layers, place): (Range<usize>, Place),
+    ) -> files::Result<Self> {
+        let mut to = Uploader::new(device, weights, (&layers, place))?;
         let to = &mut to;
+        let head = Upload::of(&weights.head);
         let copied = Self {
-            layers: weights
-                .layers
-                .iter()
-                .enumerate()
-                .map(|(i, l)| upload_layer(to, l, i))
-                .collect::<Result<_>>()?,
+            head: match layers.end {
+                LAYERS => upload_step(to, Step::Head, &[head])?,
+                _ => StepWeights { reads: head.storage.activation_form(), chunks: Vec::new() },
+            },
+            layers: ByLayer::try_new(layers, |i| upload_layer(to, &weights.layers[i], i))?,
             per_layer: upload_per_layer(to, weights.per_layer.as_ref())?,
             norm: upload_floats(to, &weights.norm)?,
-            head: upload_step(to, Step::Head, &[Upload::of(&weights.head)])?,
         };
         device.finish()?;
         Ok(copied)
@@ -238,8 +256,8 @@ struct Uploader<'a> {
 }
 
 impl<'a> Uploader<'a> {
-    fn new(device: &'a Device, place: Place, weights: &Weights) -> Result<Self> {
-        let (matrices, floats) = upload_sizes(weights)?;
+    fn new(device: &'a Device, weights: &Weights, (layers, place): (&Range<usize>, Place)) -> Result<Self> {
+        let (matrices, floats) = upload_sizes(weights, layers)?;
         let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
         // The CPU has its own copy of the small ones.
         let small = if place == Place::HostVisible { Place::Device } else { place };
@@ -248,7 +266,7 @@ impl<'a> Uploader<'a> {
 }
 
 /// Bytes of unsplit matrices, and of floats, in the order of upload.
-fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
+fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut matrices = Vec::new();
     let mut of_step = |parts: &[Upload<'_>]| {
         for run in parts.chunk_by(Upload::has_same_storage) {
@@ -258,7 +276,7 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
         }
     };
     let mut floats = Vec::new();
-    for l in &weights.layers {
+    for l in &weights.layers[layers.clone()] {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
         let mixer = MixerVectors::of(&l.mixer);
         let [router_bias, up_bias, down_bias] = &ffn_biases(&l.ffn);
@@ -282,7 +300,9 @@ fn upload_sizes(weights: &Weights) -> Result<(Vec<usize>, Vec<usize>)> {
         of_step(&[Upload::of(&w.projection)]);
         floats.push(4 * w.norm.len());
     }
-    of_step(&[Upload::of(&weights.head)]);
+    if layers.end == LAYERS {
+        of_step(&[Upload::of(&weights.head)]);
+    }
     floats.push(4 * weights.norm.len());
     Ok((matrices, floats))
 }

@@ -11,7 +11,7 @@ use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::draft_model::{DraftModel, DraftSettings};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, long_prompt_error};
-use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler};
+use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler, StageModel};
 use crate::run::plan::{OpenedModel, Plan};
 use crate::run::session::CancelToken;
 use files::source::gguf::Gguf;
@@ -24,7 +24,7 @@ use text::chat::{Message, PromptEnding, RenderContext, Template, TemplateKwargs,
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, SpecialText, Tokenizer};
 
-use sessions::{upload_weights, use_cpu_instead};
+use sessions::{upload_stages, upload_weights, use_cpu_instead};
 
 /// A loaded model. Sequences that it made stay usable after it is dropped.
 ///
@@ -60,6 +60,8 @@ pub struct Engine {
     template: OnceLock<Result<Template>>,
     /// The model on an OpenCL device, if one runs it.
     device: Option<Arc<opencl::Model>>,
+    /// The stages of a split; empty without one. The first OpenCL device of them is `device`.
+    stages: Vec<StageModel>,
     /// Devices in use; chosen at load, or at the first sequence if that may begin on the CPU.
     devices: OnceLock<Devices>,
     /// Compiles kernels while the CPU computes, if there is memory for the caches of both.
@@ -103,6 +105,7 @@ impl Engine {
         drop(model);
         let device = match options.backend {
             BackendKind::Cpu => None,
+            _ if !options.stages().is_empty() => None,
             kind => match upload_weights(&options, &mut weights) {
                 Ok(found) => Some(found),
                 Err(e) if kind == BackendKind::Auto => {
@@ -113,8 +116,10 @@ impl Engine {
             },
         };
         let weights = Arc::new(weights);
-        let device = device
+        let stages = upload_stages(&options, &weights)?;
+        let whole = device
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
+        let device = whole.or_else(|| stages.iter().find_map(|(_, model)| model.clone()));
         let assistant = assistant.map(|a| AssistantDrafter::new(&weights, a, isa, &options)).transpose()?;
         let (template, devices, factory) = (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa });
         let compiler =
@@ -128,6 +133,7 @@ impl Engine {
             recommended_sampling,
             template,
             device,
+            stages,
             devices,
             compiler,
             draft,
@@ -351,6 +357,7 @@ impl Engine {
 /// True if there is enough memory to compile a device's kernels while the CPU computes.
 fn can_compile_meanwhile(model: &OpenModel, o: &EngineOptions) -> bool {
     match o.backend {
+        BackendKind::OpenCl if o.split.is_some() => false,
         BackendKind::OpenCl => fits_in_memory(model, o, BackendKind::Hybrid),
         // With shared memory, the CPU computes in the device's cache.
         BackendKind::Hybrid => !o.zero_copy,

@@ -4,6 +4,7 @@ use crate::model::weights::{ModelPath, OpenModel, WeightType};
 use crate::opencl::facts_of;
 use crate::run::draft_model::DraftWhen;
 use crate::run::eviction::Eviction;
+use crate::run::split::{Split, SplitStage};
 use files::lora::LoraFile;
 use files::{Result, hf_cache};
 use numeric::cancel::CancelToken;
@@ -201,6 +202,9 @@ pub struct EngineOptions {
     pub backend: BackendKind,
     /// Number or name of the OpenCL device; `None` takes the first GPU.
     pub cl_device: Option<String>,
+    /// Devices that compute some layers each; `None` if one computes all, or two in turn. It needs
+    /// [`BackendKind::OpenCl`] and [`EngineOptions::gpu_attn`].
+    pub split: Option<Split>,
     /// OpenCL: compute attention on the device instead of the CPU.
     pub gpu_attn: bool,
     /// OpenCL: keep one copy of the weights, in memory that CPU and device share.
@@ -244,6 +248,7 @@ impl EngineOptions {
             isa: None,
             backend: BackendKind::Cpu,
             cl_device: None,
+            split: None,
             gpu_attn: false,
             zero_copy: false,
             wait_for_gpu: true,
@@ -261,6 +266,14 @@ impl EngineOptions {
     /// `Model`: a file is missing or damaged, or an adapter does not fit. `Usage`: a model with adapters is packed.
     pub fn open_model(&self) -> Result<OpenModel> {
         ModelPath::new(&self.model)?.open_with_adapters(self.weight_type, &self.lora)
+    }
+
+    /// The stages of the split; none without one.
+    pub fn stages(&self) -> &[SplitStage] {
+        match &self.split {
+            Some(Split::Stages(stages)) => stages,
+            _ => &[],
+        }
     }
 
     /// Number of sequences computed together: [`EngineOptions::batch`], at least 1.

@@ -12,7 +12,9 @@ mod state_history;
 pub(super) use background_compile::KernelCompiler;
 pub use background_compile::{CacheLock, UnfinishedPrograms};
 pub use device_cache::{DeviceCache, RunPosition};
-pub(super) use factory::{DeviceFactory, into_shared, max_pass_tokens, max_pass_tokens_for, was_made_before};
+pub(super) use factory::{
+    DeviceFactory, StageModel, into_shared, max_pass_tokens, max_pass_tokens_for, was_made_before,
+};
 pub use schedule::{MeasuredSchedule, SHORT_PROMPT, Schedule, Speed};
 pub(super) use speeds::{
     MEASURED_SLOTS, is_known_to_be_the_cpu, known_speeds, measure_both, measured_options,

@@ -8,6 +8,7 @@
 mod advice;
 mod opened;
 mod server;
+mod stages;
 
 pub use advice::{ContextName, check_models_fit, check_sequences_fit};
 pub use opened::OpenedModel;
@@ -145,6 +146,9 @@ impl DeviceMemory {
         if options.backend == BackendKind::Cpu {
             return None;
         }
+        if !options.stages().is_empty() {
+            return stages::split_memory(options);
+        }
         match opencl::facts_of(options.cl_device.as_deref()) {
             None if options.backend == BackendKind::Auto => None,
             Some(facts) if !facts.unified_memory => Some(DeviceMemory::Own(facts.global_memory)),
@@ -210,6 +214,7 @@ impl Plan {
             requests: 0,
             device,
         })
+        .and_then(Self::resolve_split)
     }
 
     /// Adds `blocks` buffers for the logits of every token.
@@ -265,21 +270,25 @@ impl Plan {
         let of_attention = if o.gpu_attn || both { there } else { MemoryKind::Own };
         // Shared weights are counted once, as the device's.
         let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
+        // Of a split, each stage has lines of its own.
+        let whole = |bytes: u64| if o.stages().is_empty() { bytes } else { 0 };
+        let mapped = self.host_share(self.weights.mapped);
         let calibration = self.calibration_bytes();
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
-            put("weights", copied(self.weights.mapped), MemoryKind::Mapped),
-            put("weights", self.device.map_or(0, |_| self.weights.device), MemoryKind::Device),
+            put("weights", copied(mapped), MemoryKind::Mapped),
+            put("weights", whole(self.device.map_or(0, |_| self.weights.device)), MemoryKind::Device),
+            put("weights of other stages", self.weights.mapped - mapped, MemoryKind::Reclaimable),
             put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
             put("experts that a token leaves out", copied(self.weights.unchosen), MemoryKind::Reclaimable),
             put("calibration", calibration, MemoryKind::Own),
-            put(&cache_name(o, batch, slots), of_all, of_attention),
-            put(&window_cache_name(o, ring.rows_per_head(slots)), of_local, of_attention),
+            put(&cache_name(o, batch, slots), whole(of_all), of_attention),
+            put(&window_cache_name(o, ring.rows_per_head(slots)), whole(of_local), of_attention),
             put("recurrent states and their checkpoints", placement::state_bytes(batch), MemoryKind::Own),
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
-            put(&format!("scratch for {chunk} tokens"), scratch, there),
-            put("attention mass", mass_bytes(o, slots, chunk), of_attention),
+            put(&format!("scratch for {chunk} tokens"), whole(scratch), there),
+            put("attention mass", whole(mass_bytes(o, slots, chunk)), of_attention),
             put("logits", self.logits_bytes(batch, chunk), MemoryKind::Own),
             put("draft block", mtp_bytes(o), MemoryKind::Own),
             put("assistant", self.assistant, MemoryKind::Mapped),
@@ -299,7 +308,7 @@ impl Plan {
         }
         if self.device.is_some() {
             let calibration = opencl::calibration_bytes(o.kv_types) as u64;
-            items.push(put("calibration", calibration, MemoryKind::Device));
+            items.push(put("calibration", whole(calibration), MemoryKind::Device));
             items.push(put("list of slots for evictions", eviction_list_bytes(o, slots), of_attention));
             items.push(put(
                 "host side of the device",
@@ -307,6 +316,7 @@ impl Plan {
                 MemoryKind::Own,
             ));
         }
+        items.extend(o.stages().iter().flat_map(|stage| self.stage_items(stage, slots)));
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }
 

@@ -10,6 +10,7 @@ use crate::cli::terminal::write_stdout;
 use crate::model::weights::{Checkpoint, ModelPath, WeightType};
 use crate::run::options::EngineOptions;
 use crate::run::plan::{Plan, format_mib};
+use crate::run::split::Split;
 use crate::run::system::{self, Memory, cgroup, read_file};
 use clap::Args;
 use files::bundle::Bundle;
@@ -69,7 +70,9 @@ pub fn run(args: &DoctorArgs) -> Result<()> {
         ("model path", model.display().to_string()),
         ("model", state.unwrap_or_else(|e| e.to_string())),
     ];
-    let facts = facts_text(facts.map(|(what, is)| (what.into(), is)).into());
+    let split = describe_split(&args.model).map(|split| ("split", split));
+    let facts = facts.into_iter().chain(split).map(|(what, is)| (what.into(), is));
+    let facts = facts_text(facts.collect());
     let devices = devices.unwrap_or_else(|e| facts_text(vec![("opencl".into(), e.to_string())]));
     write_stdout(&format!("{verdict}\n\n{facts}{devices}"))
 }
@@ -117,6 +120,18 @@ fn join_or_unknown(items: &[impl ToString]) -> String {
 fn describe_cores() -> String {
     let online = read_file("/sys/devices/system/cpu/online").map_or("?".into(), |t| t.trim().to_string());
     format!("{online} online; this process may use {}", join_or_unknown(&topology::allowed_cores()))
+}
+
+/// The layers of each device, if they are split, and whether they fit.
+fn describe_split(model: &ModelArgs) -> Option<String> {
+    let device = &model.load.device;
+    device.split.as_ref().or(device.gpu_layers.as_ref())?;
+    let plan = match model.resolve_options().and_then(|options| Plan::new(&options)) {
+        Ok(plan) => plan,
+        Err(e) => return Some(e.to_string()),
+    };
+    let split = plan.options.split.as_ref().map_or("none".into(), Split::to_string);
+    Some(plan.check().map_or_else(|e| format!("{split}: {e}"), |()| format!("{split}: fits")))
 }
 
 /// Cores grouped by capacity (1024 is the fastest) or by maximum clock.

@@ -47,3 +47,5 @@ mod quantised;
 /// Sliding-window layers keep too few rows or too many, or a reused row changes a result. `cargo xtask test sliding`
 /// builds for models with such layers.
 mod sliding_window;
+/// Layers on several devices give other bits than on one, or a device is given layers that it cannot compute.
+mod split;

@@ -5,6 +5,7 @@
 use crate::device::{cache_dir, device, generate, said, skip};
 use crate::support::paths::root;
 use crate::support::test_dir::TestDir;
+use antigravity::dims::LAYERS;
 use std::io::Read;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -100,6 +101,22 @@ fn no_call_is_made_after_one_has_failed() {
 fn exit_handlers_of_a_driver_are_left_out() {
     if shim().is_some() {
         assert_eq!(goes_on(&OPENCL, "clGetPlatformIDs:1:exit:once"), "");
+    }
+}
+
+/// One device of a split is lost: the text continues on the CPU alone, which computes the rows of all layers again.
+#[test]
+fn a_split_that_loses_a_device_continues_on_the_cpu() {
+    if shim().is_none() {
+        return;
+    }
+    for split in [format!("cl:0=1,cpu={}", LAYERS - 1), format!("cpu=1,cl:0={}", LAYERS - 1)] {
+        let flags = ["--split", &split, "--wait-for-gpu"];
+        assert_eq!(goes_on(&flags, ""), "");
+        for fault in ["clEnqueueNDRangeKernel:60:-4", "clEnqueueReadBuffer:10:-5"] {
+            let said = goes_on(&flags, fault);
+            assert!(said.lines().count() == 1 && said.contains("continuing on the CPU"), "{fault}: {said}");
+        }
     }
 }
 

@@ -32,6 +32,8 @@ mod model;
 mod oclgrind;
 /// CPU and device disagree about rows in shared memory, or about attention mass.
 mod shared;
+/// Layers on several devices give other bits than the CPU, or a device gets more than it needs.
+mod split;
 /// A token, an eviction or a device switch transfers more bytes than needed, or the wrong ones.
 mod transfers;
 /// A kernel variant gives other bits, or is used although it is wrong.

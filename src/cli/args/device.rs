@@ -1,6 +1,8 @@
 //! Flags for the device and the CPU cores that run the model.
 
+use crate::dims::LAYERS;
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
+use crate::run::split::Split;
 use clap::builder::PossibleValue;
 use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
@@ -40,6 +42,12 @@ pub struct DeviceArgs {
     /// OpenCL: device to use, by number or part of its name, as listed by doctor [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
+    /// Devices that compute some layers each, in order: cl:0=12,cl:1=12,cpu=4, or auto (by memory and speed)
+    #[arg(long, value_name = "STAGES", conflicts_with = "gpu_layers")]
+    pub split: Option<String>,
+    /// Layers on the GPU: the last N with the output head, or all; the others are on the CPU (auto: as many as fit)
+    #[arg(long, aliases = ["ngl", "n-gpu-layers"], value_name = "N", allow_hyphen_values = true)]
+    pub gpu_layers: Option<String>,
     /// OpenCL: also compute attention on the GPU
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub gpu_attn: bool,
@@ -89,6 +97,35 @@ impl DeviceArgs {
         options.cl_device.clone_from(&self.cl_device);
         options.gpu_attn = self.gpu_attn;
         options.zero_copy = self.zero_copy;
+        self.apply_layers(options)
+    }
+
+    /// Sets the devices of the layers.
+    fn apply_layers(&self, options: &mut EngineOptions) -> Result<()> {
+        let split = match (&self.split, self.gpu_layers.as_deref()) {
+            (None, None) => return Ok(()),
+            (Some(text), _) => Some(Split::parse(text)?),
+            (_, Some("auto")) => Some(Split::Auto),
+            (_, Some("all" | "-1")) => None,
+            (_, Some(count)) => match count.parse() {
+                Ok(0) => {
+                    options.backend = BackendKind::Cpu;
+                    return Ok(());
+                }
+                Ok(count) if count < LAYERS => Some(Split::with_gpu_layers(count)?),
+                Ok(_) => None,
+                Err(_) => {
+                    return Err(Error::Usage(format!("--gpu-layers {count}: use a number, all or auto")));
+                }
+            },
+        };
+        if matches!(self.backend, BackendKind::Hybrid | BackendKind::Auto)
+            || self.zero_copy && split.is_some()
+        {
+            let other = if self.zero_copy { "--zero-copy" } else { "--backend hybrid or auto" };
+            return Err(Error::Usage(format!("--split and --gpu-layers cannot be combined with {other}")));
+        }
+        (options.backend, options.gpu_attn, options.split) = (BackendKind::OpenCl, true, split);
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ type Condition = fn(&ArgMatches) -> bool;
 const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
     (
         &["cl-device", "gpu-attn", "wait-for-gpu", "zero-copy"],
-        |m| backend_value(m) == Some(BackendKind::Cpu),
+        |m| backend_value(m) == Some(BackendKind::Cpu) && !is_split(m),
         "no effect on the CPU; add --backend opencl",
     ),
     (
@@ -144,6 +144,11 @@ fn protected_tokens(m: &ArgMatches) -> Option<String> {
     Some(format!(
         "--eviction-policy {name}: the first {first} tokens are never evicted{chat}; --protected-prefix changes the number"
     ))
+}
+
+/// True if several devices compute the layers, or a device was asked for by its number of them.
+fn is_split(m: &ArgMatches) -> bool {
+    ["split", "gpu-layers"].iter().any(|flag| is_given(m, flag))
 }
 
 fn backend_value(m: &ArgMatches) -> Option<BackendKind> {

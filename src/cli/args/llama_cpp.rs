@@ -1,7 +1,6 @@
 //! Accepts llama.cpp's command line: no command, and flags of several letters after one dash. Flags with the same
 //! meaning are aliases of ours; others are translated here, or refused with a replacement. Values are not changed.
 
-use crate::dims::LAYERS;
 use clap::Command;
 use files::{Error, Result};
 use std::ffi::OsString;
@@ -15,7 +14,6 @@ enum Meaning {
     Mode(Mode),
     Json,
     FlashAttention,
-    GpuLayers,
     /// Not supported; the text names the replacement.
     Unsupported(&'static str),
 }
@@ -27,7 +25,7 @@ enum Mode {
     Conversation,
 }
 
-use Meaning::{FlashAttention, GpuLayers, Ignored, Json, Unsupported};
+use Meaning::{FlashAttention, Ignored, Json, Unsupported};
 
 const FLAGS: &[(&[&str], Meaning)] = &[
     (&["--jinja", "--no-context-shift", "--no-escape", "--no-warmup"], Ignored),
@@ -35,13 +33,12 @@ const FLAGS: &[(&[&str], Meaning)] = &[
     (&["-no-cnv", "--no-conversation"], Meaning::Mode(Mode::Completion)),
     (&["--json"], Json),
     (&["-fa", "--flash-attn"], FlashAttention),
-    (&["-ngl", "--n-gpu-layers", "--gpu-layers"], GpuLayers),
     (&["--chat-template-kwargs"], Unsupported("use --template-arg NAME=VALUE, once per variable")),
     (&["-tb", "--threads-batch"], Unsupported("--threads applies to prompts too")),
     (&["-dev", "--device", "-mg", "--main-gpu"], Unsupported("--cl-device chooses the OpenCL device")),
     (
         &["-sm", "--split-mode", "-ts", "--tensor-split"],
-        Unsupported("one device runs the model; --cl-device chooses it"),
+        Unsupported("use --split, which gives each device a number of layers: cl:0=12,cl:1=12"),
     ),
     (&["-sysf", "--system-prompt-file"], Unsupported("use --system \"$(cat FILE)\"")),
     (
@@ -193,10 +190,6 @@ impl Translation<'_> {
                     _ => Ok(Vec::new()),
                 }
             }
-            GpuLayers => {
-                let value = inline.map(OsString::from).or_else(|| words.next());
-                backend_for_layers(name, value.map(|v| v.to_string_lossy().into_owned()))
-            }
             Unsupported(instead) => Err(Error::Usage(format!("{name} is not supported; {instead}"))),
         }
     }
@@ -222,22 +215,6 @@ impl Translation<'_> {
         let found = find_arg(self.command, flag).or_else(|| find_arg(self.chat?, flag));
         let value = if found.is_some_and(takes_next) { words.next() } else { None };
         std::iter::once(flag.into()).chain(value).collect()
-    }
-}
-
-/// Translates `-ngl N` to a backend: all layers, or none.
-fn backend_for_layers(flag: &str, value: Option<String>) -> Result<Vec<OsString>> {
-    let value =
-        value.ok_or_else(|| Error::Usage(format!("{flag}: give a number of layers, or use --backend")))?;
-    match (value.as_str(), value.parse::<usize>()) {
-        ("0", _) => Ok(vec!["--backend=cpu".into()]),
-        ("auto", _) => Ok(vec!["--backend=auto".into()]),
-        ("all" | "-1", _) => Ok(vec!["--backend=opencl".into(), "--gpu-attn".into()]),
-        (_, Ok(n)) if n >= LAYERS => Ok(vec!["--backend=opencl".into(), "--gpu-attn".into()]),
-        _ => Err(Error::Usage(format!(
-            "{flag} {value}: a device runs all {LAYERS} layers or none; use --backend opencl --gpu-attn, or --backend \
-             hybrid"
-        ))),
     }
 }
 

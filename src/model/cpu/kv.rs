@@ -3,8 +3,8 @@
 use super::acts::try_vec;
 use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use crate::dims::{
-    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, LAYERS_BEFORE, SLIDING_LAYERS, STATE, attention_layers,
-    full_attention_layers, is_sliding, state_range,
+    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, STATE, attention_layers, cache_layers, full_attention_layers,
+    is_sliding, state_range,
 };
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
@@ -35,6 +35,8 @@ struct CachePlanes {
     mass: Vec<f32>,
     /// Rows of a head: `[full-attention layers, sliding-window layers]`.
     rows: [usize; 2],
+    /// The layers whose rows it holds.
+    layers: Range<usize>,
     /// Bytes of a key row and of a value row.
     row_bytes: [usize; 2],
     /// States of recurrent layers, `[recurrent layer][LAYER_STATE]`: the current one, and that after the first token of
@@ -45,7 +47,7 @@ struct CachePlanes {
 impl CachePlanes {
     /// First row of a layer in a plane, and rows of each head.
     fn layer_rows_at(&self, layer: usize) -> (usize, usize) {
-        let ([globals, locals], [slots, ring]) = (LAYERS_BEFORE[layer], self.rows);
+        let ([globals, locals], [slots, ring]) = (cache_layers(&(self.layers.start..layer)), self.rows);
         (KV_HEADS * (globals * slots + locals * ring), self.rows[usize::from(is_sliding(layer))])
     }
 
@@ -66,7 +68,8 @@ impl HostRows for CachePlanes {
         let [k, v] = self.row_bytes.map(|row| self.layer_range(layer, row));
         let each = KV_HEADS * self.rows[0];
         let massed = !self.mass.is_empty() && !is_sliding(layer);
-        let mass = massed.then(|| &mut self.mass[LAYERS_BEFORE[layer][0] * each..][..each]);
+        let mass =
+            massed.then(|| &mut self.mass[cache_layers(&(self.layers.start..layer))[0] * each..][..each]);
         HostLayer { k: &mut self.k.as_mut_slice()[k], v: &mut self.v.as_mut_slice()[v], mass }
     }
 
@@ -89,13 +92,15 @@ pub fn head_rows_mut(layer: HostLayer<'_>) -> [(&mut [u8], &mut [u8]); KV_HEADS]
 }
 
 /// Zeroed rows of one plane.
-fn alloc_plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedBytes> {
+fn alloc_plane(
+    [slots, ring]: [usize; 2],
+    [full, sliding]: [usize; 2],
+    row_bytes: usize,
+) -> Result<AlignedBytes> {
     let of = |layers: usize, rows: usize| rows.checked_mul(layers * KV_HEADS)?.checked_mul(row_bytes);
-    let bytes = of(FULL_ATTENTION_LAYERS, slots)
-        .and_then(|bytes| bytes.checked_add(of(SLIDING_LAYERS, ring)?))
-        .ok_or_else(|| {
-            Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
-        })?;
+    let bytes = of(full, slots).and_then(|bytes| bytes.checked_add(of(sliding, ring)?)).ok_or_else(|| {
+        Error::Usage(format!("`EngineOptions::max_seq_len` {slots}: too large; use a smaller context"))
+    })?;
     AlignedBytes::zeroed(bytes).map_err(|e| {
         Error::Memory(format!(
             "KV cache for `EngineOptions::max_seq_len` {slots}: {e}; use a smaller context or KV type"
@@ -103,10 +108,10 @@ fn alloc_plane([slots, ring]: [usize; 2], row_bytes: usize) -> Result<AlignedByt
     })
 }
 
-/// Allocates zeroed mass for `slots` slots.
-fn alloc_mass(slots: usize) -> Result<Vec<f32>> {
+/// Allocates zeroed mass for `slots` slots of `layers` layers.
+fn alloc_mass(slots: usize, layers: usize) -> Result<Vec<f32>> {
     let mut mass = Vec::new();
-    let len = FULL_ATTENTION_LAYERS * KV_HEADS * slots;
+    let len = layers * KV_HEADS * slots;
     mass.try_reserve_exact(len).map_err(|_| {
         let mib = (4 * len) >> 20;
         Error::Memory(format!(
@@ -123,16 +128,18 @@ pub const fn mass_bytes(slots: usize) -> usize {
 }
 
 impl CpuCache {
-    /// An empty cache. The system provides its pages on the first write.
-    pub fn new(types: KvTypes, slots: usize, ring: Ring) -> Result<Self> {
+    /// An empty cache for some layers. The system provides its pages on the first write.
+    pub fn new(types: KvTypes, (slots, ring): (usize, Ring), layers: Range<usize>) -> Result<Self> {
         let row_bytes = [types.k, types.v].map(|kind| kind.row_bytes(HEAD_DIM));
+        let held = cache_layers(&layers);
         let ([k, v], rows) = (row_bytes, [slots, ring.rows_per_head(slots)]);
         let extent = Extent { types, slots, ring: rows[1], len: 0 };
         let rows = CachePlanes {
-            k: alloc_plane(rows, k)?,
-            v: alloc_plane(rows, v)?,
+            k: alloc_plane(rows, held, k)?,
+            v: alloc_plane(rows, held, v)?,
             mass: Vec::new(),
             rows,
+            layers,
             row_bytes,
             states: [try_vec(STATE, 0.0)?, try_vec(STATE, 0.0)?],
         };
@@ -143,14 +150,15 @@ impl CpuCache {
     /// it wraps around.
     fn reallocate(&mut self, slots: usize, ring: Ring) -> Result<()> {
         let Extent { types, len, .. } = self.extent;
-        let mut moved = CpuCache::new(types, slots, ring)?;
+        let mut moved = CpuCache::new(types, (slots, ring), self.rows.layers.clone())?;
         if !self.rows.mass.is_empty() {
-            moved.rows.mass = alloc_mass(slots)?;
+            moved.rows.mass = alloc_mass(slots, cache_layers(&self.rows.layers)[0])?;
         }
         moved.set_filled(len);
         let mut rows = KvRows::default();
         moved.rows.states.clone_from(&self.rows.states);
-        for layer in attention_layers() {
+        let layers = self.rows.layers.clone();
+        for layer in attention_layers().filter(|layer| layers.contains(layer)) {
             let all = if is_sliding(layer) { self.extent.ring.min(moved.extent.ring) } else { len };
             self.read_rows(layer, 0..all, &mut rows)?;
             moved.write_rows(layer, 0..all, &rows)?;
@@ -169,12 +177,12 @@ impl CpuCache {
     fn release_unused(&mut self) {
         let Extent { types, len, .. } = self.extent;
         let unused = self.touched - len;
-        let bytes = unused * types.slot_bytes(FULL_ATTENTION_LAYERS, KV_HEADS, HEAD_DIM);
+        let bytes = unused * types.slot_bytes(cache_layers(&self.rows.layers)[0], KV_HEADS, HEAD_DIM);
         if len == 0 || unused < self.touched / 4 || bytes < WORTH_RELEASING {
             return;
         }
         let [k, v] = self.rows.row_bytes;
-        for layer in full_attention_layers() {
+        for layer in full_attention_layers().filter(|layer| self.rows.layers.contains(layer)) {
             let (first, slots) = self.rows.layer_rows_at(layer);
             for start in (0..KV_HEADS).map(|head| first + head * slots) {
                 self.rows.k.discard_pages((start + len) * k..(start + self.touched) * k);
@@ -194,7 +202,8 @@ impl CpuCache {
     fn head_mass(&mut self, layer: usize, kv_head: usize) -> &mut [f32] {
         assert!(!is_sliding(layer), "sliding-window layers have no mass");
         let slots = self.extent.slots;
-        &mut self.rows.mass[(LAYERS_BEFORE[layer][0] * KV_HEADS + kv_head) * slots..][..slots]
+        let before = cache_layers(&(self.rows.layers.start..layer))[0];
+        &mut self.rows.mass[(before * KV_HEADS + kv_head) * slots..][..slots]
     }
 }
 
@@ -313,7 +322,7 @@ impl KvCache for CpuCache {
         let len = self.extent.len;
         assert_eq!(mass.len(), KV_HEADS * len);
         if self.rows.mass.is_empty() {
-            self.rows.mass = alloc_mass(self.extent.slots)?;
+            self.rows.mass = alloc_mass(self.extent.slots, cache_layers(&self.rows.layers)[0])?;
         }
         for (kv_head, mass) in mass.chunks_exact(len.max(1)).enumerate() {
             self.head_mass(layer, kv_head)[..len].copy_from_slice(mass);

@@ -67,7 +67,7 @@ impl MtpDevice {
     ///
     /// `Memory`.
     pub fn new_cache(&self, types: KvTypes) -> Result<Box<dyn KvCache>> {
-        Ok(Box::new(CpuCache::new(types, MTP_SLOTS, Ring::new(CHUNK))?))
+        Ok(Box::new(CpuCache::new(types, (MTP_SLOTS, Ring::new(CHUNK)), 0..LAYERS)?))
     }
 
     /// Appends the pairs of `run`'s tokens and these states, `[token][DIM]`, to its cache, which has room for them.

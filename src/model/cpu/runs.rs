@@ -12,6 +12,8 @@ pub(super) struct PassRun<'a> {
     pub rows: &'a mut dyn HostRows,
     /// Destination of the final states of its last tokens: `[token][DIM]`.
     pub hidden: &'a mut [f32],
+    /// Residual that the layers before or behind exchange with this device: `[token][DIM]`.
+    pub residual: &'a mut [f32],
     logits: Logits<'a>,
 }
 
@@ -57,7 +59,7 @@ impl<'a> PassRuns<'a> {
             assert!(tokens > 0 && extent.has_room(run.pos, tokens), "a run has free slots");
             run.cache.set_len(extent.len + tokens);
         });
-        for Run { cache, tokens, pos, logits, observed_tokens: observe, hidden, .. } in runs {
+        for Run { cache, tokens, pos, logits, observed_tokens: observe, hidden, residual, .. } in runs {
             let (extent, tokens) = (cache.extent(), tokens.len());
             let extent = Extent { len: extent.len - tokens, ..extent };
             let logits = logits.reborrow();
@@ -71,7 +73,7 @@ impl<'a> PassRuns<'a> {
             let kept = kept.max(hidden.len() / DIM);
             let rows = cache.host_rows()?;
             let span = RunSpan { extent, pos: *pos, first, tokens, observe, kept };
-            self.0.push(RwLock::new(PassRun { span, rows, hidden, logits }));
+            self.0.push(RwLock::new(PassRun { span, rows, hidden, residual, logits }));
             first += tokens;
         }
         Ok(())

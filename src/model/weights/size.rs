@@ -5,16 +5,18 @@ use super::convert::{WINDOW, is_converted};
 use super::model_path::OpenModel;
 use super::mtp;
 use super::pack::tensor_storages;
-use super::spec::{TensorRole, TensorSpec, model_tensors};
+use super::spec::{HEAD, TensorRole, TensorSpec, model_tensors};
 use super::storage::Storage;
 use super::stored_tensor::StoredForm;
 use super::weight_type::WeightType;
+use crate::dims::LAYERS;
 use files::blocks::{BlockType, Dtype};
 use files::packed_file;
 use files::source::Safetensors;
+use std::ops::Range;
 
 /// Bytes of the weights by kind of memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WeightBytes {
     /// In allocated memory.
     pub own: u64,
@@ -28,8 +30,28 @@ pub struct WeightBytes {
     pub unchosen: u64,
     /// On an OpenCL device: vectors, and matrices padded to whole groups of rows.
     pub device: u64,
+    /// Of these, the matrices and vectors of each layer.
+    pub device_layers: [u64; LAYERS],
+    /// Of these, the output head.
+    pub device_head: u64,
     /// Largest part of a checkpoint that is in memory at once while it is converted.
     pub conversion_window: u64,
+}
+
+impl Default for WeightBytes {
+    fn default() -> Self {
+        Self {
+            own: 0,
+            mapped: 0,
+            dropped: 0,
+            chosen: 0,
+            unchosen: 0,
+            device: 0,
+            device_layers: [0; LAYERS],
+            device_head: 0,
+            conversion_window: 0,
+        }
+    }
 }
 
 impl WeightBytes {
@@ -46,7 +68,7 @@ impl WeightBytes {
         let form = |spec: &TensorSpec| Storage::for_tensor(spec, BlockType::F16, WeightType::Q4_0);
         let mut bytes = Self::default();
         for spec in model_tensors() {
-            bytes.device = add(bytes.device, device_bytes(&spec, form(&spec)));
+            bytes.add_device(&spec, form(&spec));
             match spec.role {
                 TensorRole::Vector => bytes.own = add(bytes.own, mul(2, dense_bytes(&spec, 2))),
                 TensorRole::Matrix => bytes.add_mapped(&spec, stored_bytes(&spec, form(&spec))),
@@ -56,6 +78,28 @@ impl WeightBytes {
             }
         }
         bytes
+    }
+
+    /// Adds a tensor on an OpenCL device.
+    fn add_device(&mut self, spec: &TensorSpec, form: Storage) {
+        let bytes = device_bytes(spec, form);
+        self.device = add(self.device, bytes);
+        let layer =
+            spec.name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        match layer.and_then(|layer: usize| self.device_layers.get_mut(layer)) {
+            Some(of_layer) => *of_layer = add(*of_layer, bytes),
+            None if spec.name == HEAD => self.device_head = bytes,
+            None => {}
+        }
+    }
+
+    /// Bytes on a device that computes only some layers: theirs, and what all stages need besides; the output head on the
+    /// last one.
+    pub fn stage_bytes(&self, layers: &Range<usize>) -> u64 {
+        let of_layers = |layers: &[u64]| layers.iter().fold(0, |sum, &n| add(sum, n));
+        let rest = self.device - of_layers(&self.device_layers) - self.device_head;
+        let head = if layers.end == LAYERS { self.device_head } else { 0 };
+        add(of_layers(&self.device_layers[layers.clone()]), add(rest, head))
     }
 
     /// Adds a matrix in a mapped file.
@@ -88,7 +132,7 @@ fn packed_bytes(source: &Safetensors) -> WeightBytes {
     let (specs, forms) = (model_tensors(), tensor_storages(source));
     let mut bytes = WeightBytes { own, dropped, ..WeightBytes::default() };
     for (spec, form) in specs.iter().zip(forms) {
-        bytes.device = add(bytes.device, device_bytes(spec, form));
+        bytes.add_device(spec, form);
         bytes.add_experts(spec, stored_bytes(spec, form));
     }
     bytes.mapped = all.saturating_sub(add(dropped, bytes.unchosen));
@@ -105,7 +149,7 @@ fn checkpoint_bytes(opened: &Checkpoint, weight_type: WeightType) -> WeightBytes
         let form = stored.as_ref().map_or_else(missing, |t| t.choose_storage(&spec, weight_type));
         let converted = stored.as_ref().is_none_or(|t| is_converted(t, form));
         let is_quantised = stored.as_ref().is_some_and(|t| matches!(t.form, StoredForm::Quantised(..)));
-        bytes.device = add(bytes.device, device_bytes(&spec, form));
+        bytes.add_device(&spec, form);
         match spec.role {
             TensorRole::Vector => bytes.own = add(bytes.own, dense_bytes(&spec, 4)),
             TensorRole::Embedding | TensorRole::Table if !is_quantised => {

@@ -2,6 +2,7 @@
 
 use super::{AttendOn, Binder};
 use crate::dims::*;
+use crate::opencl::by_layer::ByLayer;
 use crate::opencl::defines::LayerView;
 use crate::opencl::kernels::{KernelName, Observed};
 use crate::opencl::kv::{DeviceKv, LayerRows};
@@ -14,7 +15,7 @@ use opencl_runtime::failure::Result;
 /// Launches that use one cache, bound to its buffers.
 pub struct CacheLaunches {
     /// By layer.
-    pub layers: Vec<CacheLayer>,
+    pub layers: ByLayer<CacheLayer>,
     /// Whole pass of one token, if the device supports it.
     pub decode: Option<BoundDecode>,
     /// Value of [`Scratch::slots`](crate::opencl::scratch::Scratch::slots) when they were bound.
@@ -55,8 +56,9 @@ impl Binder<'_> {
         mass: Option<&[Buffer]>,
         state: Option<&Buffer>,
     ) -> Result<CacheLaunches> {
-        let weights = self.matrices.layers.iter().enumerate();
-        let layers = weights.map(|(i, l)| {
+        let weights = &self.matrices.layers;
+        let layers = ByLayer::try_new(weights.layers(), |i| {
+            let l = &weights[i];
             if let Some(state) = state.filter(|_| is_recurrent(i)) {
                 return self.recurrent_layer(l, state, i);
             }
@@ -64,7 +66,7 @@ impl Binder<'_> {
             let mass = mass.filter(|_| has_mass(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
             self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)
         });
-        Ok(CacheLaunches { layers: layers.collect::<Result<_>>()?, decode: None, slots: self.scratch.slots })
+        Ok(CacheLaunches { layers: layers?, decode: None, slots: self.scratch.slots })
     }
 
     fn cache_layer(

@@ -39,7 +39,7 @@ impl WeightLayout {
         let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
-        let steps = weights.layers.iter().flat_map(|l| &l.steps).chain([&weights.head]);
+        let steps = weights.layers.values().flat_map(|l| &l.steps).chain([&weights.head]);
         let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == MatrixStorage::Blocks(Format::Q4_0));
         let (floats, at) = float_offsets(&weights.layers[0])?;
         let next = weights.layers.get(1).and_then(|l| l.attn_norm.as_ref()).unwrap_or(&weights.norm);
@@ -47,7 +47,7 @@ impl WeightLayout {
         defines.push(("LAYER_FLOATS", stride / 4));
         defines.extend(at);
         // The kernel expects equal layers one after the other, then the rest.
-        let even = weights.layers.iter().enumerate().all(|(i, l)| {
+        let even = weights.layers.values().enumerate().all(|(i, l)| {
             let begins = |b: &Buffer, at: usize| b.parent_and_offset().is_some_and(|(_, start)| start == at);
             begins(&l.steps[0].chunks[0].quants, i * bytes)
                 && l.attn_norm.as_ref().is_some_and(|norm| begins(norm, i * stride))

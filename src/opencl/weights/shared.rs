@@ -6,6 +6,7 @@ use super::{
 };
 use crate::dims::*;
 use crate::model::weights::{Attention, FeedForward, Ffn, Matrix, Mixer, Weights};
+use crate::opencl::by_layer::ByLayer;
 use crate::opencl::defines::{GATE_AT, SHARED_GATE_AT};
 use crate::opencl::storage::Step;
 use files::mapped::MappedSlice;
@@ -13,7 +14,7 @@ use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix;
 use opencl_runtime::buffer::{Buffer, Place};
 use opencl_runtime::device::Device;
-use opencl_runtime::failure::Result;
+use opencl_runtime::failure::{Failure, Result};
 use std::ops::Range;
 
 impl Matrices {
@@ -24,10 +25,10 @@ impl Matrices {
     ///
     /// See [`Matrices::copy`].
     pub fn share(device: &Device, weights: &mut Weights) -> files::Result<Self> {
-        let mut to = Uploader::new(device, Place::HostVisible, weights)?;
+        let mut to = Uploader::new(device, weights, (&(0..LAYERS), Place::HostVisible))?;
         let to = &mut to;
-        let mut layers = Vec::with_capacity(weights.layers.len());
-        for (i, l) in weights.layers.iter_mut().enumerate() {
+        let layers = ByLayer::try_new::<Failure>(0..LAYERS, |i| {
+            let l = &mut weights.layers[i];
             let on_device = upload_layer(to, l, i)?;
             let [qkv, out, gate_up, down, per_layer @ ..] = &on_device.steps[..] else {
                 unreachable!("invariant: the steps of a layer")
@@ -68,8 +69,8 @@ impl Matrices {
                 adopt_rows(&mut w.gate, gate, 0)?;
                 adopt_rows(&mut w.out, out, 0)?;
             }
-            layers.push(on_device);
-        }
+            Ok(on_device)
+        })?;
         let per_layer = upload_per_layer(to, weights.per_layer.as_ref())?;
         if let (Some(w), Some((projection, _))) = (&mut weights.per_layer, &per_layer) {
             adopt_rows(&mut w.projection, projection, 0)?;

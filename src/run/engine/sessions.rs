@@ -8,9 +8,10 @@ use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::options::{BackendKind, EngineOptions, Side};
 use crate::run::placement::{
     self, CpuFactory, DeviceCache, DeviceFactory, Devices, KernelCompiler, MeasuredSchedule, Placement,
-    Schedule, into_shared, max_pass_tokens,
+    Schedule, StageModel, into_shared, max_pass_tokens,
 };
 use crate::run::session::Session;
+use crate::run::split::{SplitStage, StageDevice};
 use files::{Error, Result};
 use std::sync::{Arc, OnceLock};
 
@@ -29,6 +30,8 @@ impl Engine {
             return Ok(devices);
         }
         let devices = match (self.options.backend, &self.device) {
+            // Its stages are one device.
+            _ if !self.stages.is_empty() => Devices::Gpu,
             (BackendKind::Cpu, _) | (_, None) => Devices::Cpu,
             (BackendKind::OpenCl, _) => Devices::Gpu,
             (BackendKind::Hybrid, _) => Devices::Both(Schedule::Fixed(self.options.hybrid.clone())),
@@ -194,6 +197,10 @@ impl Engine {
         let mut sessions =
             SessionFactory { engine: self, options, device: DeviceSet::Cpu, cpu: Arc::default() };
         let made = match (self.get_devices()?, &self.device) {
+            (Devices::Gpu, _) if !self.stages.is_empty() => self
+                .factory
+                .split_device(&self.stages, &sessions.options)
+                .map(|device| DeviceSet::Gpu(into_shared(device))),
             (Devices::Gpu, Some(model)) => self
                 .factory
                 .opencl_device(model, &sessions.options)
@@ -380,14 +387,24 @@ pub(super) fn use_cpu_instead(o: &EngineOptions, failure: Error) -> Result<()> {
     Ok(())
 }
 
-/// Opens the OpenCL device and uploads the weights.
-pub(super) fn upload_weights(
-    options: &EngineOptions,
-    weights: &mut Weights,
-) -> Result<(opencl::Device, Matrices)> {
+/// Opens the devices of a split, and uploads the weights of its layers to each.
+pub(super) fn upload_stages(o: &EngineOptions, weights: &Arc<Weights>) -> Result<Vec<StageModel>> {
+    let stage = |stage: &SplitStage| {
+        let layers = stage.layers.clone();
+        let StageDevice::OpenCl(select) = &stage.device else { return Ok((layers, None)) };
+        let device = open_device(o, select.as_ref().or(o.cl_device.as_ref()))?;
+        let place = opencl::preferred_place(&device);
+        let matrices = Matrices::copy_layers(&device, weights, (layers.clone(), place))?;
+        Ok((layers, Some(Arc::new(opencl::Model::new(device, Arc::clone(weights), matrices)))))
+    };
+    o.stages().iter().map(stage).collect()
+}
+
+/// Opens an OpenCL device.
+fn open_device(options: &EngineOptions, select: Option<&String>) -> Result<opencl::Device> {
     let cache = opencl::Cache::for_user();
     let unusable = cache.unusable_reason();
-    let device = opencl::open_device(options.cl_device.as_deref(), cache)?;
+    let device = opencl::open_device(select.map(String::as_str), cache)?;
     let progress = options.compile_progress.clone();
     device.observe_builds(Some(Box::new(move |done, all| progress.report(done, all))));
     // Only uploads so far, so the time-out can be short.
@@ -395,6 +412,15 @@ pub(super) fn upload_weights(
     if let Some(why) = unusable {
         options.notice.warn(&format!("{why}; the device's kernels are compiled at each start"));
     }
+    Ok(device)
+}
+
+/// Opens the OpenCL device and uploads the weights.
+pub(super) fn upload_weights(
+    options: &EngineOptions,
+    weights: &mut Weights,
+) -> Result<(opencl::Device, Matrices)> {
+    let device = open_device(options, options.cl_device.as_ref())?;
     let shared = options.zero_copy && device.info().unified_memory;
     if options.zero_copy && !shared {
         options

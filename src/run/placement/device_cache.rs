@@ -166,6 +166,7 @@ impl DeviceCache {
             logits,
             observed_tokens: observe,
             hidden: &mut [],
+            residual: &mut [],
         }
     }
 

@@ -3,13 +3,18 @@
 
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, SharedDevice};
+use crate::model::split::{SplitDevice, Stage};
 use crate::model::weights::Weights;
 use crate::opencl::{self, KernelSet, OpenClDevice, OpenClOptions, Place, Verdict, selftest};
 use crate::run::eviction::Policy;
 use crate::run::options::EngineOptions;
 use files::{Error, Result};
 use numeric::simd::Isa;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
+
+/// Layers of a stage, and the OpenCL device that has their weights; `None` for the CPU.
+pub type StageModel = (Range<usize>, Option<Arc<opencl::Model>>);
 
 /// Creates devices for some weights. If cache rows are stored rotated, the weights must have a calibration.
 #[derive(Clone)]
@@ -22,6 +27,19 @@ impl DeviceFactory {
     /// The CPU as a device.
     pub fn cpu_device(&self, o: &EngineOptions) -> Result<CpuDevice> {
         CpuDevice::new(Arc::clone(&self.weights), self.cpu_options(o))
+    }
+
+    /// Makes the devices of a split, one for each stage.
+    pub fn split_device(&self, stages: &[StageModel], o: &EngineOptions) -> Result<SplitDevice> {
+        let stage = |(layers, model): &StageModel| {
+            let layers = layers.clone();
+            let device: Box<dyn Device> = match model {
+                Some(model) => Box::new(self.opencl_device(model, o)?),
+                None => Box::new(self.cpu_device(o)?.with_layers(layers.clone())),
+            };
+            Ok(Stage { device, layers })
+        };
+        Ok(SplitDevice::new(stages.iter().map(stage).collect::<Result<_>>()?))
     }
 
     /// Makes the OpenCL device with the fastest kernels that match the CPU's results, tested at their first use.
@@ -82,7 +100,10 @@ impl DeviceFactory {
         let mut device = OpenClDevice::new(Arc::clone(model), options)?;
         let passed =
             self.test_kernels(&mut device, o)? == Verdict::Passed && self.mass_matches(&mut device, o)?;
-        Ok((passed && (!has_eviction(o) || selftest::compaction_matches(&mut device)?)).then_some(device))
+        let layers = device.layers();
+        let moves =
+            |device| Ok::<_, Error>(!has_eviction(o) || selftest::compaction_matches(device, &layers)?);
+        Ok((passed && moves(&mut device)?).then_some(device))
     }
 
     /// Verdict on a device's kernels: remembered, or found by comparing their results with the CPU's.
@@ -92,7 +113,8 @@ impl DeviceFactory {
         }
         // Kernels that are only faster must have the same bits.
         let most = if device.must_be_exact() { 0.0 } else { selftest::TOLERANCE };
-        let passed = selftest::max_logit_distance(device, &mut self.reference_cpu(o)?)? <= most;
+        let (layers, mut cpu) = (device.layers(), self.reference_cpu(o, device)?);
+        let passed = selftest::max_output_distance(device, &mut cpu, &layers)? <= most;
         let verdict = if passed { Verdict::Passed } else { Verdict::Failed };
         device.set_verdict(verdict);
         Ok(verdict)
@@ -100,15 +122,18 @@ impl DeviceFactory {
 
     /// Checks that a device measures the same attention mass as the CPU, if evictions depend on it.
     fn mass_matches(&self, device: &mut OpenClDevice, o: &EngineOptions) -> Result<bool> {
-        Ok(!o.eviction.policy.observes_attention()
-            || selftest::max_mass_distance(device, &mut self.reference_cpu(o)?)? <= selftest::TOLERANCE)
+        if !o.eviction.policy.observes_attention() {
+            return Ok(true);
+        }
+        let (layers, mut cpu) = (device.layers(), self.reference_cpu(o, device)?);
+        Ok(selftest::max_mass_distance(device, &mut cpu, &layers)? <= selftest::TOLERANCE)
     }
 
-    /// Makes a CPU device to compare another device with.
-    fn reference_cpu(&self, o: &EngineOptions) -> Result<CpuDevice> {
+    /// Makes a CPU device to compare another device with, which computes the same layers.
+    fn reference_cpu(&self, o: &EngineOptions, device: &OpenClDevice) -> Result<CpuDevice> {
         let slots = o.max_seq_len.min(selftest::SLOTS);
         let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
-        CpuDevice::new(Arc::clone(&self.weights), options)
+        Ok(CpuDevice::new(Arc::clone(&self.weights), options)?.with_layers(device.layers()))
     }
 
     fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {

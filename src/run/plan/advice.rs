@@ -19,7 +19,7 @@ pub enum ContextName {
 }
 
 impl ContextName {
-    fn describe(self, slots: usize) -> String {
+    pub(super) fn describe(self, slots: usize) -> String {
         match self {
             ContextName::MaxSeqLen => format!("`EngineOptions::max_seq_len` {slots}"),
             ContextName::Chunk => format!("`Context::Chunk` {slots}"),
@@ -51,6 +51,7 @@ impl Plan {
     /// [`Plan::check`] with a command's name for the context.
     pub fn check_for(&self, context: ContextName) -> Result<()> {
         self.check_device(context)?;
+        self.check_stages(context)?;
         self.check_process(context)?;
         let (need, Some(have)) = (self.needed_bytes(), self.memory.usable_bytes()) else { return Ok(()) };
         if need <= have {
@@ -116,6 +117,9 @@ impl Plan {
 
     /// Checks a device's own memory.
     fn check_device(&self, context: ContextName) -> Result<()> {
+        if !self.options.stages().is_empty() {
+            return Ok(()); // each has its own limit
+        }
         let (Some(DeviceMemory::Own(have)), need) = (self.device, self.device_bytes()) else { return Ok(()) };
         if need <= have {
             return Ok(());

@@ -88,7 +88,7 @@ impl EvalSettings {
                 let wrong = || format!("prefix {value:?}: use a number of tokens");
                 o.eviction.prefix = Some(value.parse().map_err(|_| wrong())?);
             }
-            "backend" => o.backend = BackendKind::from_str(value, true)?,
+            "backend" => (o.backend, o.split) = (BackendKind::from_str(value, true)?, None),
             key => {
                 let known = "kv, k, v, weights, policy, window, prefix or backend";
                 return Err(format!("no setting {key:?}; use {known}"));

@@ -22,6 +22,13 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     tally += check_prompt(engine, name, prompt, QUANTISED);
     let plain = generate(engine, prompt, QUANTISED, &TOKENS);
     tally.count_quietly(name, check_equal("packed", &plain, generate_packed(engine, reference, prompt)));
+    let split = reference.split_flag(["cpu", "cpu"]);
+    if let Some(flag) = &split {
+        for (what, more) in [("on two devices", &[][..]), ("on two devices with drafts", &["--draft", "4"])] {
+            let found = generate(engine, prompt, QUANTISED, &[&TOKENS, &[flag.as_str()][..], more].concat());
+            tally.count_quietly(name, check_equal(what, &plain, found));
+        }
+    }
     if !reference.can_evict() {
         return tally;
     }

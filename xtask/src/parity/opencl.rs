@@ -35,8 +35,11 @@ pub fn check(engine: &Engine, reference: &Reference) -> Tally {
     for settings in SETTINGS.iter().chain(more_settings) {
         let cpu = Variant::with(settings);
         let expected = engine.logits(&case.ids, reference.vocab, cpu);
-        for (i, path) in PATHS.iter().chain(more_paths).enumerate() {
-            let flags = [settings, DEVICE_FLAGS, *path].concat();
+        let splits = [["cl:0", "cpu"], ["cpu", "cl:0"]].map(|devices| reference.split_flag(devices));
+        let splits: Vec<[&str; 1]> = splits.iter().flatten().map(|flag| [flag.as_str()]).collect();
+        let splits = splits.iter().map(|flag| &flag[..]);
+        for (i, path) in PATHS.iter().chain(more_paths).copied().chain(splits).enumerate() {
+            let flags = [settings, DEVICE_FLAGS, path].concat();
             let device = Variant {
                 flags: &flags,
                 opencl: Some(KERNELS[usize::from(i >= PATHS.len())]),

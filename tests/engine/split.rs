@@ -1,0 +1,177 @@
+//! Layers on several devices: every place of the cut has the bits of one device, with all that a sequence can do.
+
+use crate::support::paths;
+use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB, has_mass};
+use antigravity::model::cpu::{CpuDevice, CpuOptions};
+use antigravity::model::device::{Device, KvRows, Logits, Run};
+use antigravity::model::split::{LAST_CUT, SplitDevice, Stage, stage_ranges};
+use antigravity::model::weights::Weights;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::options::BackendKind;
+use antigravity::run::split::{Split, StageDevice};
+use antigravity::session::{CancelToken, Session};
+use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions};
+use numeric::kv::{KvType, KvTypes};
+use numeric::simd::Isa;
+use std::sync::Arc;
+use text::sampler::SamplerOptions;
+
+const PROMPT: &str =
+    "The cat sat on the mat. The dog sat on the mat. The bird sat on the mat. The cat sat on";
+
+fn options() -> EngineOptions {
+    EngineOptions { threads: 2, max_seq_len: 200, prefill_chunk: 48, ..EngineOptions::new(paths::model()) }
+}
+
+/// The engine with its layers on two devices, both of them the CPU.
+fn split_at(cut: usize, o: &EngineOptions) -> Engine {
+    let split = Split::new([(StageDevice::Cpu, cut), (StageDevice::Cpu, LAYERS - cut)]).unwrap();
+    let o = EngineOptions { split: Some(split), backend: BackendKind::OpenCl, gpu_attn: true, ..o.clone() };
+    Engine::load(o).unwrap()
+}
+
+/// First, middle and last place.
+fn cuts() -> Vec<usize> {
+    let mut cuts = vec![1, LAST_CUT.div_ceil(2), LAST_CUT];
+    cuts.dedup();
+    cuts
+}
+
+fn ids(n: usize) -> Vec<u32> {
+    (1..=n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect()
+}
+
+/// Bits of the logits after a prompt and after each of some decoded tokens.
+fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<u32> {
+    let (prompt, rest) = ids.split_at(ids.len() - more);
+    let mut all = Vec::new();
+    session.logits_of_all(prompt, |_, row| all.extend(row.iter().map(|x| x.to_bits()))).unwrap();
+    for &id in rest {
+        session.decode(id).unwrap();
+        all.extend(session.logits().iter().map(|x| x.to_bits()));
+    }
+    all
+}
+
+fn items(tokens: usize) -> Vec<BatchItem> {
+    let sampler = SamplerOptions { temperature: 0.0, ..Default::default() };
+    let options =
+        GenerateOptions { max_tokens: Some(tokens), ignore_eos: true, sampler, ..Default::default() };
+    let item = |prompt: &str| BatchItem { prompt: prompt.into(), options: options.clone() };
+    vec![item("Once upon a time"), item(PROMPT), item("Lily and Tom"), item(&PROMPT.repeat(2))]
+}
+
+fn texts(engine: &Engine, tokens: usize) -> Vec<String> {
+    let items = items(tokens);
+    engine.generate_batch(&items).unwrap().map(|answer| answer.unwrap().text).collect()
+}
+
+#[test]
+fn every_cut_has_the_bits_of_one_device() {
+    for kv in KvType::ALL {
+        let o = EngineOptions { kv_types: KvTypes::same(kv), ..options() };
+        let expected = logits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 6);
+        let all = if kv == KvType::Q4 { (1..=LAST_CUT).collect() } else { cuts() };
+        for cut in all {
+            let mut session = split_at(cut, &o).session().unwrap();
+            assert!(logits(&mut session, &ids(90), 6) == expected, "{} cache, cut {cut}", kv.name());
+        }
+    }
+}
+
+/// Batches, drafts and evictions, whose rows, states and mass each stage has for its layers.
+#[test]
+fn texts_of_a_split_are_those_of_one_device() {
+    let eviction = |policy| Eviction { policy, window: 48, memory_threshold: 0, ..Eviction::NEVER };
+    let policies = [Policy::Sliding, Policy::SnapKv, Policy::H2o].into_iter();
+    let evicting = |policy| EngineOptions { max_seq_len: 64, eviction: eviction(policy), ..options() };
+    // The model's layers may all have a window, or a state.
+    let policies = policies.filter(|_| dims::FULL_ATTENTION_LAYERS > 0);
+    let mut all: Vec<EngineOptions> = policies.map(evicting).collect();
+    all.extend([EngineOptions { batch: 3, ..options() }, EngineOptions { draft: 4, ..options() }]);
+    all.push(EngineOptions { batch: 2, draft: 3, ..options() });
+    for o in all {
+        let expected = texts(&Engine::load(o.clone()).unwrap(), 60);
+        for cut in cuts() {
+            let what = format!("{:?}, batch {}, draft {}, cut {cut}", o.eviction.policy, o.batch, o.draft);
+            assert_eq!(texts(&split_at(cut, &o), 60), expected, "{what}");
+        }
+    }
+}
+
+/// Rows and states go from a split to another cut and to one device, as when a session is saved.
+#[test]
+fn a_sequence_moves_between_splits() {
+    let (ids, whole) = (ids(70), Engine::load(options()).unwrap());
+    let engines: Vec<Engine> =
+        cuts().into_iter().map(|cut| split_at(cut, &options())).chain([whole]).collect();
+    let mut alone = engines.last().unwrap().session().unwrap();
+    alone.prefill(&ids, &CancelToken::default()).unwrap();
+    for (from, to) in engines.iter().zip(engines.iter().rev()) {
+        let (mut first, mut second) = (from.session().unwrap(), to.session().unwrap());
+        first.prefill(&ids[..60], &CancelToken::default()).unwrap();
+        let sequence = first.sequence();
+        let copy = |layer: usize, rows: &mut KvRows, mass: &mut Vec<f32>| {
+            first.read_rows(layer, rows)?;
+            first.read_mass(layer, mass)
+        };
+        second.restore(sequence, copy).unwrap();
+        ids[60..].iter().for_each(|&id| second.decode(id).unwrap());
+        let bits = |session: &Session| session.logits().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        assert!(bits(&second) == bits(&alone));
+    }
+}
+
+fn cpu(weights: &Arc<Weights>) -> CpuDevice {
+    let (isa, kv_types) = (Isa::detect().unwrap(), KvTypes::same(KvType::F16));
+    let options = CpuOptions { threads: 2, isa, kv_types, slots: 64, max_tokens: 32 };
+    CpuDevice::new(Arc::clone(weights), options).unwrap()
+}
+
+/// A device that is lost in every pass.
+struct Lost(CpuDevice);
+
+#[rustfmt::skip]
+impl Device for Lost {
+    fn name(&self) -> String { "lost".into() }
+    fn max_tokens(&self) -> usize { 32 }
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn antigravity::model::device::KvCache>, Error> { self.0.new_cache(slots) }
+    fn forward(&mut self, _: &mut [Run<'_>], _: Option<&CancelToken>) -> Result<(), Error> { Err(Error::Device("lost".into())) }
+    fn set_trace(&mut self, trace: Option<antigravity::model::trace::Trace>) -> Option<antigravity::model::trace::Trace> { trace }
+}
+
+/// A failed pass adds no token to any stage, and mass is allocated by the first write to any layer.
+#[test]
+fn a_stage_that_fails_leaves_no_token_behind() {
+    let engine = Engine::load(options()).unwrap();
+    let weights = engine.weights();
+    let [first, second] = <[_; 2]>::try_from(stage_ranges(&[1, LAYERS - 1]).unwrap()).unwrap();
+    let stage = |device: Box<dyn Device>, layers| Stage { device, layers };
+    let mut device = SplitDevice::new(vec![
+        stage(Box::new(cpu(weights).with_layers(first.clone())), first),
+        stage(Box::new(Lost(cpu(weights).with_layers(second.clone()))), second),
+    ]);
+    let mut cache = device.new_cache(64).unwrap();
+    let ids = ids(9);
+    let failed = device.forward(&mut [Run::new(&mut *cache, &ids, 0, Logits::None)], None);
+    assert!(matches!(failed, Err(Error::Device(_))), "{failed:?}");
+    for layer in (0..LAYERS).filter(|&layer| has_mass(layer)) {
+        let mut mass = vec![1.0; KV_HEADS * cache.extent().len];
+        cache.write_mass(layer, &vec![0.0; mass.len()]).unwrap();
+        cache.read_mass(layer, &mut mass).unwrap();
+        assert!(mass.is_empty(), "the first stage has kept its tokens");
+    }
+    assert_eq!(cache.extent().len, 0);
+}
+
+#[test]
+fn a_cut_must_leave_each_stage_what_it_reads() {
+    assert!(stage_ranges(&[LAST_CUT, LAYERS - LAST_CUT]).is_ok());
+    for wrong in [vec![], vec![0, LAYERS], vec![LAYERS - 1], vec![LAYERS, 1], vec![usize::MAX, 2]] {
+        assert!(matches!(stage_ranges(&wrong), Err(Error::Usage(_))), "{wrong:?}");
+    }
+    for cut in LAST_CUT + 1..LAYERS {
+        let found = stage_ranges(&[cut, LAYERS - cut]);
+        assert!(matches!(&found, Err(Error::Usage(why)) if why.contains("share")), "{found:?}");
+    }
+}

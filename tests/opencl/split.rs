@@ -1,0 +1,124 @@
+//! Layers on an OpenCL device and on the CPU, or on two OpenCL devices: the CPU's bits.
+
+use crate::device::exact;
+use crate::support::random::ids;
+use antigravity::dims::{self, LAYERS};
+use antigravity::model::split::LAST_CUT;
+use antigravity::run::eviction::{Eviction, Policy};
+use antigravity::run::options::BackendKind;
+use antigravity::run::plan::Plan;
+use antigravity::run::split::{Split, StageDevice};
+use antigravity::session::{Notice, Session};
+use antigravity::{BatchItem, Engine, EngineOptions, GenerateOptions};
+use numeric::kv::{KvType, KvTypes};
+use text::sampler::SamplerOptions;
+
+fn options(kv: KvType) -> EngineOptions {
+    let options = EngineOptions::new(dims::MODEL_DIR);
+    EngineOptions { kv_types: KvTypes::same(kv), threads: 2, max_seq_len: 160, prefill_chunk: 64, ..options }
+}
+
+fn gpu() -> StageDevice {
+    StageDevice::OpenCl(Some("0".into()))
+}
+
+fn split(stages: Vec<(StageDevice, usize)>, o: &EngineOptions) -> Engine {
+    let split = Some(Split::new(stages).unwrap());
+    // A fallback to other kernels or to the CPU would be a failure.
+    let notice = Notice::new(|line| panic!("{line}"));
+    let o = EngineOptions { split, backend: BackendKind::OpenCl, gpu_attn: true, notice, ..o.clone() };
+    Engine::load(o).unwrap()
+}
+
+/// The CPU before and behind an OpenCL device, two OpenCL devices, and three stages.
+fn splits(cut: usize) -> Vec<Vec<(StageDevice, usize)>> {
+    let (cpu, rest) = (StageDevice::Cpu, LAYERS - cut);
+    let mut all = vec![
+        vec![(gpu(), cut), (cpu.clone(), rest)],
+        vec![(cpu.clone(), cut), (gpu(), rest)],
+        vec![(gpu(), cut), (gpu(), rest)],
+    ];
+    if cut > 1 {
+        all.push(vec![(cpu, 1), (gpu(), cut - 1), (gpu(), rest)]);
+    }
+    all
+}
+
+fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<u32> {
+    let (prompt, rest) = ids.split_at(ids.len() - more);
+    let mut all = Vec::new();
+    session.logits_of_all(prompt, |_, row| all.extend(row.iter().map(|x| x.to_bits()))).unwrap();
+    for &id in rest {
+        session.decode(id).unwrap();
+        all.extend(session.logits().iter().map(|x| x.to_bits()));
+    }
+    all
+}
+
+#[test]
+fn every_split_has_the_cpus_bits() {
+    if exact() != Some(true) {
+        return;
+    }
+    for (kv, cuts) in [
+        (KvType::Q4, (1..=LAST_CUT).collect::<Vec<_>>()),
+        (KvType::F32, vec![LAST_CUT.div_ceil(2)]),
+        (KvType::Q8, vec![LAST_CUT]),
+        (KvType::F16, vec![1]),
+    ] {
+        let o = options(kv);
+        let expected = logits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 5);
+        for stages in cuts.into_iter().flat_map(splits) {
+            let what = format!("{} cache, {stages:?}", kv.name());
+            let mut session = split(stages, &o).session().unwrap();
+            assert!(logits(&mut session, &ids(90), 5) == expected, "{what}");
+        }
+    }
+}
+
+fn texts(engine: &Engine) -> Vec<String> {
+    let sampler = SamplerOptions { temperature: 0.0, ..Default::default() };
+    let options = GenerateOptions { max_tokens: Some(60), ignore_eos: true, sampler, ..Default::default() };
+    let prompts = ["Once upon a time", "The cat sat on the mat. The dog sat on the mat. The cat", "Lily"];
+    let items = prompts.map(|prompt| BatchItem { prompt: prompt.into(), options: options.clone() });
+    engine.generate_batch(&items).unwrap().map(|answer| answer.unwrap().text).collect()
+}
+
+#[test]
+fn batches_drafts_and_evictions_have_the_cpus_texts() {
+    if exact() != Some(true) {
+        return;
+    }
+    let base = options(KvType::Q4);
+    let evicting = |policy| Eviction { policy, window: 48, memory_threshold: 0, ..Eviction::NEVER };
+    for o in [
+        EngineOptions { batch: 3, ..base.clone() },
+        EngineOptions { draft: 4, ..base.clone() },
+        EngineOptions { max_seq_len: 64, eviction: evicting(Policy::Sliding), ..base.clone() },
+        EngineOptions { max_seq_len: 64, eviction: evicting(Policy::H2o), ..base },
+    ] {
+        let expected = texts(&Engine::load(o.clone()).unwrap());
+        for stages in splits(LAST_CUT.div_ceil(2)) {
+            let what = format!("{:?}, batch {}, draft {}, {stages:?}", o.eviction.policy, o.batch, o.draft);
+            assert_eq!(texts(&split(stages, &o)), expected, "{what}");
+        }
+    }
+}
+
+/// A device gets the weights, rows and buffers of its layers, and nothing else.
+#[test]
+fn a_stage_allocates_what_is_planned_for_it() {
+    if exact().is_none() {
+        return;
+    }
+    for stages in [
+        vec![(gpu(), 1), (StageDevice::Cpu, LAYERS - 1)],
+        vec![(StageDevice::Cpu, LAST_CUT), (gpu(), LAYERS - LAST_CUT)],
+    ] {
+        let engine = split(stages, &options(KvType::Q4));
+        let plan = Plan::new(engine.options()).unwrap();
+        let _session = engine.session().unwrap();
+        let allocated = engine.device().unwrap().allocated_bytes();
+        assert_eq!(plan.device_bytes(), allocated, "{:#?}", plan.plan_items());
+    }
+}
