@@ -1,11 +1,12 @@
 //! `cargo xtask build`, and the builds of other models and targets for other tasks.
 
+pub mod library;
 mod model;
 
 use crate::command::{print_next_step, quote_word};
 use crate::elf::{Elf, find_problems};
 use crate::error::{AtPath, Error, Result};
-use crate::targets::{ANDROID, ARM_LINUX, TARGETS, is_static};
+use crate::targets::{ANDROID, ARM_LINUX, Product, TARGETS, is_static};
 use crate::{android, cargo, command, fetch, size, toolchain};
 use clap::Args;
 use files::model_dir::TEXT_FILES;
@@ -19,6 +20,8 @@ use model::{build_number, is_story};
 
 /// The profile of released programs, and its folder in the target directory.
 const PROFILE: &str = "dist";
+/// That of libraries, in which panics do not end the process.
+const LIBRARY_PROFILE: &str = "dist-library";
 /// Variable set by tests that run tasks: they use the test build of the program, which is built already.
 pub const TESTED: &str = "ANTIGRAVITY_TESTED";
 
@@ -35,11 +38,21 @@ pub struct BuildArgs {
     /// Also write one file: the program with packed model, tokenizer and template inside
     #[arg(long)]
     bundle: bool,
+    /// Build the C library instead: libantigravity.so, libantigravity.a and antigravity.h
+    #[arg(long)]
+    lib: bool,
 }
 
 pub fn run(args: &BuildArgs) -> Result<()> {
     let model = args.model.model.as_deref().map(model_dir).transpose()?;
     let ndk = if args.no_ndk { android::NdkUse::Never } else { android::NdkUse::IfFound };
+    if args.lib {
+        let dir = library::build_library(&args.model.dir()?, args.target.as_deref(), ndk)?;
+        if args.bundle {
+            library::bundle_shared(&args.model.dir()?, &dir)?;
+        }
+        return Ok(());
+    }
     let built = match &args.target {
         Some(target) => release_for(target, model.as_deref(), ndk)?,
         None => portable_release(model.as_deref())?,
@@ -163,13 +176,13 @@ fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::NdkU
         let flags = ["-Clink-arg=-T".into(), format!("-Clink-arg={}", script.display())];
         toolchain::add_flags(&mut cargo, &flags);
     }
-    build_for(cargo, target, ndk)?;
+    build_for(cargo, target, (ndk, Product::Program))?;
     check_loadable(target, dir.join(target).join(PROFILE).join("antigravity"))
 }
 
-fn build_for(mut cargo: Command, target: &str, ndk: android::NdkUse) -> Result<()> {
+fn build_for(mut cargo: Command, target: &str, linking: (android::NdkUse, Product)) -> Result<()> {
     cargo.args(["--target", target]);
-    if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
+    if let Some(note) = cargo::prepare(&mut cargo, target, linking)? {
         eprintln!("{target}: {note}");
     }
     command::build(&mut cargo)
@@ -260,7 +273,7 @@ pub fn build_tested(model: &Path) -> Result<PathBuf> {
 
 /// Builds the program of [`build_tested`] for another target.
 pub fn build_tested_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(debug_build(model), target), target, android::NdkUse::IfFound)?;
+    build_for(checked_on_arm(debug_build(model), target), target, (android::NdkUse::IfFound, Product::Program))?;
     check_loadable(target, debug_binary(&[target]))
 }
 
@@ -276,7 +289,7 @@ pub fn build_unoptimised(model: &Path) -> Result<PathBuf> {
 
 /// Builds the program of [`build_unoptimised`] for another target.
 pub fn build_unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(unoptimised_command(model), target), target, android::NdkUse::IfFound)?;
+    build_for(checked_on_arm(unoptimised_command(model), target), target, (android::NdkUse::IfFound, Product::Program))?;
     Ok(debug_binary(&[target]))
 }
 

@@ -6,6 +6,7 @@ mod cargo_test;
 mod clients;
 mod deps;
 mod device;
+mod library;
 mod python;
 mod real;
 mod report;
@@ -61,6 +62,7 @@ const PARTS: &[Part] = &[
     Part { name: "assertions", when: All, about: "the CPU's tests with Rust's pointer checks", run: with_pointer_checks },
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "quality", when: All, about: "the cost of four-bit caches and eviction, as promised in the story model's README", run: quality_of_the_cache },
+    Part { name: "library", when: All, about: "the C library: an example, 1,000 loads, threads, bad arguments, AddressSanitizer", run: library::run },
     Part { name: "clients", when: All, about: "the server with real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
     Part { name: "templates", when: All, about: "llama.cpp's chat templates render as in jinja2 with the settings of transformers", run: templates::run },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity as in transformers, and the same text on every path", run: real::run },
