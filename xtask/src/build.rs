@@ -2,6 +2,8 @@
 
 pub mod library;
 mod model;
+pub mod wheel;
+mod zip;
 
 use crate::command::{print_next_step, quote_word};
 use crate::elf::{Elf, find_problems};
@@ -41,17 +43,16 @@ pub struct BuildArgs {
     /// Build the C library instead: libantigravity.so, libantigravity.a and antigravity.h
     #[arg(long)]
     lib: bool,
+    /// Build a Python package with the C library and the model inside
+    #[arg(long, conflicts_with_all = ["lib", "bundle"])]
+    wheel: bool,
 }
 
 pub fn run(args: &BuildArgs) -> Result<()> {
     let model = args.model.model.as_deref().map(model_dir).transpose()?;
     let ndk = if args.no_ndk { android::NdkUse::Never } else { android::NdkUse::IfFound };
-    if args.lib {
-        let dir = library::build_library(&args.model.dir()?, args.target.as_deref(), ndk)?;
-        if args.bundle {
-            library::bundle_shared(&args.model.dir()?, &dir)?;
-        }
-        return Ok(());
+    if args.lib || args.wheel {
+        return run_library(args, ndk);
     }
     let built = match &args.target {
         Some(target) => release_for(target, model.as_deref(), ndk)?,
@@ -74,6 +75,21 @@ pub fn run(args: &BuildArgs) -> Result<()> {
         println!("{}", elf.describe_linking());
     }
     print_next_steps(args, &chosen, &binary);
+    Ok(())
+}
+
+/// Builds the library, and what has it inside.
+fn run_library(args: &BuildArgs, ndk: android::NdkUse) -> Result<()> {
+    let (model, host) = (args.model.dir()?, host_triple());
+    let target = args.target.as_deref().unwrap_or(&host);
+    let dir = library::build_library(&model, args.target.as_deref(), ndk)?;
+    if args.bundle {
+        library::bundle_shared(&model, &dir)?;
+    }
+    if args.wheel {
+        let wheel = wheel::write_wheel(&model, &dir, target)?;
+        println!("{} {}", wheel.display(), size::megabytes(fs::metadata(&wheel).at(&wheel)?.len()));
+    }
     Ok(())
 }
 
@@ -273,7 +289,11 @@ pub fn build_tested(model: &Path) -> Result<PathBuf> {
 
 /// Builds the program of [`build_tested`] for another target.
 pub fn build_tested_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(debug_build(model), target), target, (android::NdkUse::IfFound, Product::Program))?;
+    build_for(
+        checked_on_arm(debug_build(model), target),
+        target,
+        (android::NdkUse::IfFound, Product::Program),
+    )?;
     check_loadable(target, debug_binary(&[target]))
 }
 
@@ -289,7 +309,11 @@ pub fn build_unoptimised(model: &Path) -> Result<PathBuf> {
 
 /// Builds the program of [`build_unoptimised`] for another target.
 pub fn build_unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(unoptimised_command(model), target), target, (android::NdkUse::IfFound, Product::Program))?;
+    build_for(
+        checked_on_arm(unoptimised_command(model), target),
+        target,
+        (android::NdkUse::IfFound, Product::Program),
+    )?;
     Ok(debug_binary(&[target]))
 }
 

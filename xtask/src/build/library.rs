@@ -1,8 +1,8 @@
 //! The C library: a shared object, a static library and the header.
 
 use super::{
-    LIBRARY_PROFILE, build_for, build_for_host, bundle_with, bundled_name, link_model_files, make_reproducible, model_flags,
-    output_path,
+    LIBRARY_PROFILE, build_for, build_for_host, bundle_with, bundled_name, link_model_files,
+    make_reproducible, model_flags, output_path,
 };
 use crate::android::NdkUse;
 use crate::elf::{Elf, find_library_problems};
@@ -44,7 +44,8 @@ fn library_files(target: &str) -> &'static [&'static str] {
 
 /// Builds the library as it is shipped, and returns the folder it is in.
 fn release_library(model: &Path, target: &str, ndk: NdkUse) -> Result<PathBuf> {
-    let words = ["rustc", "--profile", LIBRARY_PROFILE, "--package", "antigravity", "--lib", "--no-default-features"];
+    let words =
+        ["rustc", "--profile", LIBRARY_PROFILE, "--package", "antigravity", "--lib", "--no-default-features"];
     let mut cargo = command::cargo(&words);
     let features = if target == "x86_64-unknown-linux-gnu" { "ffi,nvidia" } else { "ffi" };
     cargo.args(["--features", features, "--crate-type", crate_types(target)]);
@@ -52,7 +53,10 @@ fn release_library(model: &Path, target: &str, ndk: NdkUse) -> Result<PathBuf> {
     let mut cargo = make_reproducible(cargo, &command::root(), &target_dir())?;
     if !is_static(target) {
         // Threads and signal handlers of the library outlive an unloading.
-        toolchain::add_flags(&mut cargo, &["-Clink-arg=-Wl,-z,nodelete".into(), "-Clink-arg=-Wl,-soname,libantigravity.so".into()]);
+        toolchain::add_flags(
+            &mut cargo,
+            &["-Clink-arg=-Wl,-z,nodelete".into(), "-Clink-arg=-Wl,-soname,libantigravity.so".into()],
+        );
     }
     build_for(cargo, target, (ndk, Product::Library))?;
     let dir = target_dir().join(target).join(LIBRARY_PROFILE);

@@ -16,7 +16,8 @@ const LOADS: [u32; 2] = [1000, 20];
 const BEFORE_ASSET: usize = 4100;
 /// Text of the example, as the program writes it.
 const TEXT: [&str; 6] = ["generate", "-p", "Once upon a time", "-n", "40", "--temperature=0"];
-const ANSWER: [&str; 6] = ["chat", "-p", "Tell me of a dog.", "--single-turn", "--num-tokens=40", "--temperature=0"];
+const ANSWER: [&str; 6] =
+    ["chat", "-p", "Tell me of a dog.", "--single-turn", "--num-tokens=40", "--temperature=0"];
 
 /// What the tests build: the program, the library with a model inside, and an asset.
 pub struct BuiltLibrary {
@@ -51,7 +52,9 @@ pub fn build_everything() -> Result<BuiltLibrary> {
     build::bundle_with(&program, &model, &from.join(SHARED), &dir.join(SHARED))?;
     let (alone, asset) = (dir.join("story.bundle"), dir.join("asset"));
     let mut bundle = Command::new(&program);
-    command::run(bundle.arg("bundle").arg("--no-program").arg("--model-path").arg(&model).arg("--out").arg(&alone))?;
+    command::run(
+        bundle.arg("bundle").arg("--no-program").arg("--model-path").arg(&model).arg("--out").arg(&alone),
+    )?;
     let bytes = [&[0; BEFORE_ASSET][..], &fs::read(&alone).at(&alone)?].concat();
     fs::write(&asset, bytes).at(&asset)?;
     Ok(BuiltLibrary { program, model, dir, asset })
