@@ -76,6 +76,9 @@
 
 mod cli;
 pub mod commands;
+#[cfg(feature = "ffi")]
+#[allow(unsafe_code, clippy::too_many_arguments)]
+mod ffi;
 pub mod opencl;
 pub mod run;
 #[cfg(feature = "serve")]

@@ -32,7 +32,7 @@ pub use prompt::EscapeArgs;
 pub use prompt::read_trimmed_text;
 #[cfg(feature = "serve")]
 pub use sampling::SamplerArgs;
-#[cfg(feature = "serve")]
+#[cfg(any(feature = "serve", feature = "ffi"))]
 pub use template::TemplateChoiceArgs;
 #[cfg(feature = "chat")]
 pub use template::{TemplateArgs, Think};

@@ -21,6 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::file_range::FileRange;
 use crate::mapped::{MappedSlice, map_file};
 use crate::packed_file::{self, LAYOUT_VERSION, PACKED_NAME};
 use crate::source::header::{Header, TensorEntry};
@@ -84,17 +85,23 @@ pub fn read_program(path: &Path) -> Result<Vec<u8>> {
     Ok(program)
 }
 
-/// Finds the mark of the bundle at `path`; `None` if it is another file or cannot be read. A program followed by at
-/// least [`LEAST`] bytes without a mark counts as a bundle with a damaged mark.
+/// Finds the mark of the bundle at `path`, which may have no program; `None` if it is another file or cannot be read. A
+/// program followed by at least [`LEAST`] bytes without a mark counts as a bundle with a damaged mark. A [`FileRange`]
+/// must begin with the mark.
 pub fn find_mark(path: &Path) -> Option<u64> {
+    let mut mark = [0; MARK.len()];
+    if let Some(FileRange { file, range }) = FileRange::parse(path) {
+        File::open(file).and_then(|file| file.read_exact_at(&mut mark, range.start)).ok()?;
+        return (mark == *MARK).then_some(0);
+    }
     // Regular files only: opening others could block for ever.
     let file = path.is_file().then(|| File::open(path).ok()).flatten()?;
     let len = file.metadata().ok()?.len();
-    let start = elf::find_end(&file, len).ok()??.checked_next_multiple_of(ALIGN)?;
-    let mut mark = [0; MARK.len()];
+    let end = elf::find_end(&file, len).ok()?;
+    let start = end.unwrap_or(0).checked_next_multiple_of(ALIGN)?;
     file.read_exact_at(&mut mark, start).ok()?;
     // Other tools append less to a program.
-    (mark == *MARK || len - start >= LEAST).then_some(start)
+    (mark == *MARK || end.is_some() && len - start >= LEAST).then_some(start)
 }
 
 /// The error for a damaged bundle.

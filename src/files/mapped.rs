@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock};
 
 use memmap2::{Advice, Mmap, MmapMut, UncheckedAdvice};
 
+use crate::file_range::FileRange;
 use crate::{Error, Result};
 
 /// Owned memory of at least this many bytes is aligned to huge pages, and uses them if the system can.
@@ -219,7 +220,10 @@ pub fn page_size() -> usize {
     })
 }
 
-/// Maps a whole regular file for reading.
+/// Alignment in bytes of the parts of a file that are mapped; see [`FileRange`].
+const PART_ALIGN: usize = 64;
+
+/// Maps a regular file for reading, whole or the part that the path names. A part at an unaligned offset is copied.
 ///
 /// If the file shrinks or its disk fails while the plane is in use, the process prints one line and ends with exit code
 /// 3 (see `sigbus`).
@@ -228,6 +232,19 @@ pub fn page_size() -> usize {
 ///
 /// [`Error::Model`]: the file cannot be read, is empty or is not a regular file, or too many files are mapped.
 pub fn map_file(path: &Path) -> Result<MappedSlice> {
+    let Some(FileRange { file, range }) = FileRange::parse(path) else { return map_whole_file(path) };
+    let whole = map_whole_file(&file)?;
+    let part = whole.slice(range.start as usize..range.end as usize);
+    let part = part.ok_or_else(|| Error::model(path, "the file was truncated meanwhile; restore it"))?;
+    if part.bytes().as_ptr().align_offset(PART_ALIGN) == 0 {
+        return Ok(part);
+    }
+    let mut copy = AlignedBytes::zeroed(part.bytes().len())?;
+    copy.as_mut_slice().copy_from_slice(part.bytes());
+    Ok(copy.freeze())
+}
+
+fn map_whole_file(path: &Path) -> Result<MappedSlice> {
     let failed = |what: &'static str, remedy: &'static str| {
         move |e: io::Error| Error::model(path, format_args!("{what}: {e}; {remedy}"))
     };

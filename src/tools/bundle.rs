@@ -21,6 +21,9 @@ pub struct BundleArgs {
     /// Program to bundle: another build for the same model, for a phone for example [default: this program]
     #[arg(long, value_name = "FILE")]
     program: Option<PathBuf>,
+    /// Write the model alone: the asset of an app, which loads it from a path or a file descriptor
+    #[arg(long, conflicts_with = "program")]
+    no_program: bool,
 }
 
 pub fn run(args: &BundleArgs) -> Result<()> {
@@ -28,6 +31,7 @@ pub fn run(args: &BundleArgs) -> Result<()> {
     let path = ModelPath::new(&weights.model.model_path()?)?;
     let model = path.open_with_adapters(weights.weight_type, &weights.lora)?;
     let program = match &args.program {
+        _ if args.no_program => Vec::new(),
         Some(file) => read_compatible_program(file)?,
         None => {
             let own = std::env::current_exe();

@@ -5,7 +5,7 @@ mod ndk;
 mod stubs;
 
 use crate::error::Result;
-use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE};
+use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE, Product};
 use crate::toolchain;
 use std::process::Command;
 
@@ -21,7 +21,7 @@ pub enum NdkUse {
 }
 
 /// Prepares a cargo command to build for Android; returns a line on how it links.
-pub fn prepare_build(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
+pub fn prepare_build(cargo: &mut Command, (ndk, product): (NdkUse, Product)) -> Result<String> {
     let found = match ndk {
         NdkUse::IfFound => ndk::find_ndk(|name| std::env::var_os(name))?,
         NdkUse::Never => None,
@@ -40,8 +40,10 @@ pub fn prepare_build(cargo: &mut Command, ndk: NdkUse) -> Result<String> {
     let dir = stubs::make_stubs(&lld)?;
     flags.push("-Clinker-flavor=ld".into());
     flags.push(format!("-Lnative={}", dir.display()));
-    flags.push(format!("-Clink-arg={}", dir.join("start.o").display()));
-    flags.push(format!("-Clink-arg=--dynamic-linker={ANDROID_LOADER}"));
+    if product == Product::Program {
+        flags.push(format!("-Clink-arg={}", dir.join("start.o").display()));
+        flags.push(format!("-Clink-arg=--dynamic-linker={ANDROID_LOADER}"));
+    }
     toolchain::link_with(cargo, ANDROID, &lld, &flags);
     let why =
         if ndk == NdkUse::Never { "NDK not used" } else { "no NDK found (ANDROID_NDK_HOME, ANDROID_HOME)" };

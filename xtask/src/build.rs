@@ -1,11 +1,14 @@
 //! `cargo xtask build`, and the builds of other models and targets for other tasks.
 
+pub mod library;
 mod model;
+pub mod wheel;
+mod zip;
 
 use crate::command::{print_next_step, quote_word};
 use crate::elf::{Elf, find_problems};
 use crate::error::{AtPath, Error, Result};
-use crate::targets::{ANDROID, ARM_LINUX, TARGETS, is_static};
+use crate::targets::{ANDROID, ARM_LINUX, Product, TARGETS, is_static};
 use crate::{android, cargo, command, fetch, size, toolchain};
 use clap::Args;
 use files::model_dir::TEXT_FILES;
@@ -19,6 +22,8 @@ use model::{build_number, is_story};
 
 /// The profile of released programs, and its folder in the target directory.
 const PROFILE: &str = "dist";
+/// That of libraries, in which panics do not end the process.
+const LIBRARY_PROFILE: &str = "dist-library";
 /// Variable set by tests that run tasks: they use the test build of the program, which is built already.
 pub const TESTED: &str = "ANTIGRAVITY_TESTED";
 
@@ -35,11 +40,20 @@ pub struct BuildArgs {
     /// Also write one file: the program with packed model, tokenizer and template inside
     #[arg(long)]
     bundle: bool,
+    /// Build the C library instead: libantigravity.so, libantigravity.a and antigravity.h
+    #[arg(long)]
+    lib: bool,
+    /// Build a Python package with the C library and the model inside
+    #[arg(long, conflicts_with_all = ["lib", "bundle"])]
+    wheel: bool,
 }
 
 pub fn run(args: &BuildArgs) -> Result<()> {
     let model = args.model.model.as_deref().map(model_dir).transpose()?;
     let ndk = if args.no_ndk { android::NdkUse::Never } else { android::NdkUse::IfFound };
+    if args.lib || args.wheel {
+        return run_library(args, ndk);
+    }
     let built = match &args.target {
         Some(target) => release_for(target, model.as_deref(), ndk)?,
         None => portable_release(model.as_deref())?,
@@ -61,6 +75,21 @@ pub fn run(args: &BuildArgs) -> Result<()> {
         println!("{}", elf.describe_linking());
     }
     print_next_steps(args, &chosen, &binary);
+    Ok(())
+}
+
+/// Builds the library, and what has it inside.
+fn run_library(args: &BuildArgs, ndk: android::NdkUse) -> Result<()> {
+    let (model, host) = (args.model.dir()?, host_triple());
+    let target = args.target.as_deref().unwrap_or(&host);
+    let dir = library::build_library(&model, args.target.as_deref(), ndk)?;
+    if args.bundle {
+        library::bundle_shared(&model, &dir)?;
+    }
+    if args.wheel {
+        let wheel = wheel::write_wheel(&model, &dir, target)?;
+        println!("{} {}", wheel.display(), size::megabytes(fs::metadata(&wheel).at(&wheel)?.len()));
+    }
     Ok(())
 }
 
@@ -163,13 +192,13 @@ fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::NdkU
         let flags = ["-Clink-arg=-T".into(), format!("-Clink-arg={}", script.display())];
         toolchain::add_flags(&mut cargo, &flags);
     }
-    build_for(cargo, target, ndk)?;
+    build_for(cargo, target, (ndk, Product::Program))?;
     check_loadable(target, dir.join(target).join(PROFILE).join("antigravity"))
 }
 
-fn build_for(mut cargo: Command, target: &str, ndk: android::NdkUse) -> Result<()> {
+fn build_for(mut cargo: Command, target: &str, linking: (android::NdkUse, Product)) -> Result<()> {
     cargo.args(["--target", target]);
-    if let Some(note) = cargo::prepare(&mut cargo, target, ndk)? {
+    if let Some(note) = cargo::prepare(&mut cargo, target, linking)? {
         eprintln!("{target}: {note}");
     }
     command::build(&mut cargo)
@@ -260,7 +289,11 @@ pub fn build_tested(model: &Path) -> Result<PathBuf> {
 
 /// Builds the program of [`build_tested`] for another target.
 pub fn build_tested_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(debug_build(model), target), target, android::NdkUse::IfFound)?;
+    build_for(
+        checked_on_arm(debug_build(model), target),
+        target,
+        (android::NdkUse::IfFound, Product::Program),
+    )?;
     check_loadable(target, debug_binary(&[target]))
 }
 
@@ -276,7 +309,11 @@ pub fn build_unoptimised(model: &Path) -> Result<PathBuf> {
 
 /// Builds the program of [`build_unoptimised`] for another target.
 pub fn build_unoptimised_for(target: &str, model: &Path) -> Result<PathBuf> {
-    build_for(checked_on_arm(unoptimised_command(model), target), target, android::NdkUse::IfFound)?;
+    build_for(
+        checked_on_arm(unoptimised_command(model), target),
+        target,
+        (android::NdkUse::IfFound, Product::Program),
+    )?;
     Ok(debug_binary(&[target]))
 }
 

@@ -1,7 +1,7 @@
 //! Cargo commands for another target: linked as well as this machine can. `cargo xtask cargo` is one.
 
 use crate::error::{AtPath, Error, Result};
-use crate::targets::{ANDROID, is_static, target_dir};
+use crate::targets::{ANDROID, Product, is_static, target_dir};
 use crate::{android, command, toolchain};
 use clap::Args;
 use std::env::consts::ARCH;
@@ -18,10 +18,14 @@ pub struct CargoArgs {
 
 /// Lets a cargo command build for a target, adding Rust's standard library where it is missing. Returns what
 /// is worth saying about the linking.
-pub fn prepare(cargo: &mut Command, target: &str, ndk: android::NdkUse) -> Result<Option<String>> {
+pub fn prepare(
+    cargo: &mut Command,
+    target: &str,
+    linking: (android::NdkUse, Product),
+) -> Result<Option<String>> {
     toolchain::ensure_std(target)?;
     if target == ANDROID {
-        return android::prepare_build(cargo, ndk).map(Some);
+        return android::prepare_build(cargo, linking).map(Some);
     }
     if is_static(target) {
         let libraries = format!("-Lnative={}", make_empty_libraries()?.display());
@@ -47,7 +51,7 @@ pub fn run(args: &CargoArgs) -> Result<()> {
         Error::Usage("give a cargo command and --target, e.g. test --target aarch64-linux-android".into())
     })?;
     let mut cargo = command::cargo(&args.words.iter().map(String::as_str).collect::<Vec<_>>());
-    if let Some(note) = prepare(&mut cargo, target, android::NdkUse::IfFound)? {
+    if let Some(note) = prepare(&mut cargo, target, (android::NdkUse::IfFound, Product::Program))? {
         eprintln!("{target}: {note}");
     }
     command::run(&mut cargo)

@@ -2,7 +2,7 @@
 
 mod check;
 
-pub use check::find_problems;
+pub use check::{find_library_problems, find_problems};
 
 use object::elf::{
     DT_NEEDED, DT_NULL, DT_STRSZ, DT_STRTAB, DynamicTag, FileHeader64, FileType, Machine, PT_LOAD,

@@ -17,6 +17,7 @@ mod error;
 mod fetch;
 mod fuzz;
 mod golden;
+mod header;
 mod json;
 mod parity;
 mod profile;
@@ -85,6 +86,8 @@ enum Task {
     Completions(completions::CompletionsArgs),
     /// Runs the fuzz targets of tests/fuzz; needs cargo-fuzz and a nightly compiler
     Fuzz(fuzz::FuzzArgs),
+    /// Writes include/antigravity.h, the C API, from src/ffi
+    Header,
     /// Checks the rules of the source files
     Tidy,
 }
@@ -123,6 +126,7 @@ fn run_task(task: Option<Task>) -> Result<()> {
         Some(Task::Build(args)) => build::run(&args),
         Some(Task::Completions(args)) => completions::run(&args),
         Some(Task::Fuzz(args)) => fuzz::run(&args),
+        Some(Task::Header) => header::run(),
         Some(Task::Tidy) => tidy::run(),
     }
 }

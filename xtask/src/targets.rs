@@ -42,6 +42,14 @@ impl Features {
     }
 }
 
+/// Kind of file that a build links.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Product {
+    Program,
+    /// A shared object, which has no start and no loader of its own.
+    Library,
+}
+
 /// This machine's target triple.
 pub fn host_triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)

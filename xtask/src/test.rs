@@ -7,6 +7,7 @@ mod clients;
 mod deps;
 mod device;
 mod larger;
+mod library;
 mod python;
 mod real;
 mod report;
@@ -14,6 +15,7 @@ pub mod runtimes;
 mod same;
 mod targets;
 mod templates;
+mod wheel;
 
 use crate::error::{Error, Result};
 use crate::{build, command, parity, quality, tidy};
@@ -63,6 +65,8 @@ const PARTS: &[Part] = &[
     Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
     Part { name: "larger", when: All, about: "a model of experts twice as large as memory writes the same text", run: larger::run },
     Part { name: "quality", when: All, about: "the cost of four-bit caches and eviction, as promised in the story model's README", run: quality_of_the_cache },
+    Part { name: "library", when: All, about: "the C library: an example, 1,000 loads, threads, bad arguments, AddressSanitizer", run: library::run },
+    Part { name: "wheel", when: All, about: "the Python package, installed by pip, gives the program's texts", run: wheel::run },
     Part { name: "clients", when: All, about: "the server with real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
     Part { name: "templates", when: All, about: "llama.cpp's chat templates render as in jinja2 with the settings of transformers", run: templates::run },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity as in transformers, and the same text on every path", run: real::run },

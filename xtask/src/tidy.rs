@@ -2,7 +2,7 @@
 //!
 //! [`style`]: the first line of a file, its name, and the length of files and functions. [`names`]: names of types and
 //! functions, and the beginnings of doc comments. [`parts`]: the parts of the package that a part may use.
-//! [`messages`]: no flags in the library's messages. [`kernels`]: calls in OpenCL kernels. [`pages`]: the Markdown pages name only files that exist.
+//! [`header`]: the header of the C API is up to date. [`messages`]: no flags in the library's messages. [`kernels`]: calls in OpenCL kernels. [`pages`]: the Markdown pages name only files that exist.
 
 mod code;
 mod kernels;
@@ -14,6 +14,7 @@ mod style;
 
 use crate::command;
 use crate::error::{AtPath, Error, Result};
+use crate::header;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +40,7 @@ pub fn run() -> Result<()> {
         let text = fs::read_to_string(&path).at(&path)?;
         problems.extend(pages::find_missing(&root, page, &text));
     }
+    problems.extend(header::find_problem()?);
     for problem in &problems {
         eprintln!("{problem}");
     }

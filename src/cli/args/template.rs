@@ -70,7 +70,7 @@ impl TemplateChoiceArgs {
     }
 
     /// True if a template is given.
-    #[cfg(feature = "serve")]
+    #[cfg(any(feature = "serve", feature = "ffi"))]
     pub fn is_given(&self) -> bool {
         self.chat_template.is_some()
     }

@@ -4,6 +4,7 @@ use super::checkpoint::Checkpoint;
 use super::config::load_config;
 use super::pack;
 use super::weight_type::WeightType;
+use files::file_range::FileRange;
 use files::lora::LoraFile;
 use files::model_dir::ModelDir;
 use files::packed_file::{self, LAYOUT_VERSION, PACKED_NAME, key};
@@ -54,7 +55,12 @@ impl ModelPath {
     /// [`Error::Model`]: the path does not exist, or has several GGUF files.
     pub fn new(path: &Path) -> Result<Self> {
         let path = &hf_cache::resolve_snapshot(path);
-        let meta = fs::metadata(path).map_err(|e| {
+        let range = FileRange::parse(path);
+        if range.is_some() && !is_gguf(path) && bundle::find_mark(path).is_none() {
+            let remedy = "give a GGUF file, or a file that antigravity bundle --no-program writes";
+            return Err(Error::model(path, format!("holds no model; {remedy}")));
+        }
+        let meta = fs::metadata(range.as_ref().map_or(path, |range| &range.file)).map_err(|e| {
             let remedy = "give `EngineOptions::model` a model directory, a .safetensors or a .gguf file";
             Error::model(path, format!("{e}; {remedy}"))
         })?;

@@ -10,6 +10,15 @@ use object::elf::{
 
 /// Problems of a program for `target`, each the end of a sentence that begins with "it".
 pub fn find_problems(target: &str, elf: &Elf) -> Vec<String> {
+    let mut found = find_library_problems(target, elf);
+    if target == ANDROID {
+        check_start_by_bionic(elf, &mut found);
+    }
+    found
+}
+
+/// Problems of a shared library, as of [`find_problems`].
+pub fn find_library_problems(target: &str, elf: &Elf) -> Vec<String> {
     let mut found = Vec::new();
     let machine = if target.starts_with("aarch64") { EM_AARCH64 } else { EM_X86_64 };
     if elf.machine != machine {
@@ -54,7 +63,8 @@ fn check_memory(elf: &Elf, found: &mut Vec<String>) {
     }
 }
 
-fn check_loading_by_bionic(elf: &Elf, found: &mut Vec<String>) {
+/// Checks that bionic starts a program.
+fn check_start_by_bionic(elf: &Elf, found: &mut Vec<String>) {
     if elf.kind != ET_DYN || elf.tag(DT_FLAGS_1).unwrap_or(0) & DF_1_PIE.0 == 0 {
         found.push("is not a position independent program".into());
     }
@@ -62,6 +72,9 @@ fn check_loading_by_bionic(elf: &Elf, found: &mut Vec<String>) {
         let loader = elf.interpreter.as_deref().unwrap_or("nothing");
         found.push(format!("is loaded by {loader}, not by {ANDROID_LOADER}"));
     }
+}
+
+fn check_loading_by_bionic(elf: &Elf, found: &mut Vec<String>) {
     for segment in elf.segments.iter().filter(|s| s.kind == PT_LOAD) {
         let page = ANDROID_PAGE;
         if segment.align < page || !segment.align.is_power_of_two() {

@@ -4,6 +4,7 @@ use super::report::Tally;
 use super::{Outcome, cargo};
 use crate::android::NdkUse;
 use crate::error::{Error, Result};
+use crate::targets::Product;
 use crate::{build, command};
 use std::ffi::OsStr;
 use std::path::Path;
@@ -77,7 +78,7 @@ impl CargoTest {
         let mut command = cargo(&["test"]);
         command.args(&self.args).args(more);
         if let Some(target) = self.target {
-            crate::cargo::prepare(&mut command, target, NdkUse::Never)?;
+            crate::cargo::prepare(&mut command, target, (NdkUse::Never, Product::Program))?;
         }
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         Ok(command)

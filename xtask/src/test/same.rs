@@ -5,6 +5,7 @@ use super::report::{Tally, skip};
 use super::{Outcome, targets};
 use crate::android::NdkUse;
 use crate::error::{AtPath, Error, Result};
+use crate::targets::Product;
 use crate::{build, cargo, command, toolchain};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -93,7 +94,7 @@ fn build_clone(place: &Path) -> Result<PathBuf> {
     command.arg(&triple).args(profile.iter().flat_map(|s| ["--config".into(), format!("profile.dev.{s}")]));
     command.current_dir(&clone).env("CARGO_HOME", &home).env("CARGO_TARGET_DIR", &target);
     command.env("ANTIGRAVITY_MODEL", "story");
-    cargo::prepare(&mut command, &triple, NdkUse::Never)?;
+    cargo::prepare(&mut command, &triple, (NdkUse::Never, Product::Program))?;
     command::build(&mut build::make_reproducible(command, &clone, &target)?)?;
     Ok(target.join(triple).join("debug/antigravity"))
 }

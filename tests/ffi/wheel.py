@@ -1,0 +1,83 @@
+"""Promises of the Python package, for `cargo xtask test wheel`. Prints `ok NAME` or `not ok NAME: why`.
+
+    wheel.py PROGRAM MODEL SCRATCH
+"""
+
+import subprocess
+import sys
+import threading
+
+import antigravity_story as package
+
+program, model_path, scratch = sys.argv[1:]
+PROMPT = "Once upon a time"
+TALK = [{"role": "user", "content": "Tell me of a dog."}]
+
+
+def promise(name, holds, why=""):
+    print(f"ok {name}" if holds else f"not ok {name}: {why!r}", flush=True)
+
+
+def run(*words):
+    out = subprocess.run([program, *words, "-q", "--model-path", model_path], check=True, stdout=subprocess.PIPE)
+    return out.stdout.decode()[:-1]
+
+
+def refusal(call, *args, **options):
+    try:
+        call(*args, **options)
+    except package.Error as error:
+        return error.status, str(error)
+    return 0, "no error"
+
+
+model = package.Model(max_seq_len=512)
+text = run("generate", "-p", PROMPT, "-n", "60", "--temperature=0")
+promise("a text is the program's", model.generate(PROMPT, num_tokens=60, temperature=0) == text, text)
+seeded = run("generate", "-p", PROMPT, "-n", "40", "--seed=5", "--top-k=7")
+promise("so is a sampled one", model.generate(PROMPT, num_tokens=40, seed=5, top_k=7) == seeded, seeded)
+answer = run("chat", "-p", TALK[0]["content"], "--single-turn", "--temperature=0", "-n", "50")
+pieces = list(model.chat(TALK, temperature=0, num_tokens=50))
+promise("an answer is the program's", "".join(pieces) == answer, "".join(pieces))
+promise("it comes in pieces of text", len(pieces) > 5 and {p.kind for p in pieces} == {"text"}, pieces)
+stopped = model.generate(PROMPT, num_tokens=60, temperature=0, stop=["\n", text[30:36]])
+promise("a stop string ends a text", stopped == text[: text.index(text[30:36])], stopped)
+other = package.Model(model_path)
+promise("a model from a path gives the same text", other.generate(PROMPT, num_tokens=60, temperature=0) == text)
+other.close()
+
+with model.session() as session, model.session() as second:
+    begun = []
+    for piece in session.stream(PROMPT, num_tokens=60, temperature=0):
+        begun.append(piece)
+        if len(begun) == 9:
+            break
+    session.save(scratch)
+    second.load(scratch)
+    rest = session.generate(None, num_tokens=100, temperature=0)
+    promise("a text that was left goes on", ("".join(begun) + rest).startswith(text), "".join(begun) + rest)
+    promise("so does a saved one", second.generate(None, num_tokens=100, temperature=0) == rest, rest)
+    held = second.tokens()
+    second.rewind(5)
+    promise("a session is rewound", second.tokens() == held[:5], held)
+
+endless = package.Model(max_seq_len=256, eviction_policy="sliding", eviction_window=128)
+with endless.session() as session:
+    threading.Timer(0.3, session.cancel).start()
+    cut = session.generate(PROMPT, num_tokens=-1, ignore_eos=True, seed=1)
+    promise("another thread cancels a text without end", len(cut) > 0)
+
+ids = model.tokenize(PROMPT)
+promise("tokens become their text again", model.detokenize(ids) == PROMPT and len(ids) > 1, ids)
+promise("no text has no tokens", model.tokenize("") == [] and model.detokenize([]) == "", model.tokenize(""))
+promise("version and model are told", package.model_info()["vocab_size"] > 100 and "story" in package.version())
+promise("a plan is told", 1e6 < package.Model.plan()["needed"] <= package.Model.plan()["available"])
+for name, status, words, call in [
+    ("an unknown option", 2, "--temperatur", lambda: model.generate(PROMPT, temperatur=0)),
+    ("a missing model", 3, "/no/such", lambda: package.Model("/no/such")),
+    ("a missing session", 3, "no such file", lambda: model.session().load("/no/such")),
+    ("an unknown token", 2, "not a token", lambda: model.detokenize([1 << 31])),
+    ("a broken conversation", 2, "robot", lambda: list(model.chat([{"role": "robot", "content": ""}]))),
+]:
+    got = refusal(call)
+    promise(f"{name} is refused", got[0] == status and words in got[1], got)
