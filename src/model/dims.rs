@@ -122,7 +122,7 @@ pub const DELTA_KEY_DIM: usize = DELTA_NET.key_heads * DELTA_NET.key_dim;
 /// Width of all values of a delta net.
 pub const DELTA_VALUE_DIM: usize = DELTA_NET.value_heads * DELTA_NET.value_dim;
 /// True if layers have Mamba2.
-pub const HAS_MAMBA: bool = MAMBA.heads > 0;
+pub const HAS_MAMBA: bool = MAMBA.heads != 0;
 /// Width of all heads of Mamba2.
 pub const MAMBA_DIM: usize = MAMBA.heads * MAMBA.head_dim;
 /// Width of `B`, and of `C`, of all groups of its heads.

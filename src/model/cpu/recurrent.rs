@@ -22,7 +22,7 @@ const VALUE_WIDTH: usize = DELTA_NET.value_dim;
 /// Lengths of chunks, which must not be 0 in models without such layers.
 const VALUE_CHUNK: usize = if HAS_DELTA_NET { VALUE_WIDTH } else { 1 };
 const CHANNELS_CHUNK: usize = if HAS_STATE { CONV_CHANNELS } else { 1 };
-const ROWS_CHUNK: usize = if STATE_ROWS > 0 { STATE_ROWS } else { 1 };
+const ROWS_CHUNK: usize = if STATE_ROWS != 0 { STATE_ROWS } else { 1 };
 const KEY_CHUNK: usize = if HAS_DELTA_NET { KEY_WIDTH } else { 1 };
 /// Blocks of columns of the state of a delta net or of Mamba2; and of each head of a delta net.
 const BLOCKS: usize = STATE_WIDTH / STATE_COLUMNS;

@@ -64,7 +64,9 @@ pub fn read_config(header: &GgufHeader, file: &[u8]) -> Result<ModelConfig, Conf
         ("attention.value_length", model.head_dim),
         ("rope.dimension_count", model.rope.dim),
     ] {
-        if keys.get(key).is_some_and(|v| v.as_u64() != Some(width as u64)) {
+        // Nemotron-H rotates nothing, and its files have the width of the model divided by the heads.
+        let is_unused = model.arch == Arch::NemotronH && key == "rope.dimension_count";
+        if keys.get(key).is_some_and(|v| v.as_u64() != Some(width as u64)) && !is_unused {
             return keys.unsupported(key, &format!("the width of a head, {width}"));
         }
     }
