@@ -134,14 +134,6 @@ fn dims_source(name: &str, dir: &Path, m: &ModelConfig) -> String {
         format!("KV_HEADS: usize = {}", m.kv_heads),
     );
     all.put(
-        "Key/value heads of full-attention layers, a divisor of [`KV_HEADS`].",
-        format!("GLOBAL_KV_HEADS: usize = {}", m.global_kv_heads),
-    );
-    all.put(
-        "The values of full-attention layers are their projected keys.",
-        format!("VALUES_ARE_KEYS: bool = {}", m.values_are_keys),
-    );
-    all.put(
         "Width of one head; of the widest if layers differ. The cache has this width in all layers.",
         format!("HEAD_DIM: usize = {}", m.head_dim),
     );
@@ -272,6 +264,14 @@ fn add_experts(all: &mut Constants, m: &ModelConfig) {
 
 /// Adds the constants for layers that share a cache or have embeddings of their own, and what goes with them.
 fn add_sharing(all: &mut Constants, m: &ModelConfig) {
+    all.put(
+        "Key/value heads of full-attention layers, a divisor of [`KV_HEADS`].",
+        format!("GLOBAL_KV_HEADS: usize = {}", m.global_kv_heads),
+    );
+    all.put(
+        "The values of full-attention layers are their projected keys.",
+        format!("VALUES_ARE_KEYS: bool = {}", m.values_are_keys),
+    );
     all.put(
         "The last layers, this many, read keys and values of an earlier layer.",
         format!("SHARED_KV_LAYERS: usize = {}", m.shared_kv_layers),

@@ -231,7 +231,6 @@ impl ModelConfig {
         let layers = layer_kinds::read_layer_count(f, arch)?;
         let bias = arch == Arch::Gpt2 || f.read_bool("attention_bias", family.attention_bias)?;
         let layer_kinds = layer_kinds::read_layer_kinds(f, arch, layers)?;
-        let positions = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
         let rope = rope::read_rope(f, arch, (head_dim, local_head_dim))?;
         let (experts, expert_layers) = experts::read_experts(f, arch, (layers, dim))?;
         let ffn_dim = if expert_layers.contains(&false) { read_ffn_dim(f, arch, dim)? } else { experts.dim };
@@ -248,11 +247,7 @@ impl ModelConfig {
             local_head_dim,
             ffn_dim,
             vocab: f.read_size("vocab_size", gemma(262_208), MAX_VOCAB)?,
-            max_position: f.read_size(
-                arch.field_name("max_position_embeddings"),
-                Some(positions),
-                1 << 30,
-            )?,
+            max_position: read_max_position(f, arch)?,
             qkv_bias: arch == Arch::Qwen2 || bias,
             o_bias: arch != Arch::Qwen2 && bias,
             qk_norm: if f.read_bool("use_qk_norm", true)? { family.qk_norm } else { QkNorm::None },

@@ -160,13 +160,13 @@ fn generate_far_beyond_the_slots() {
     }
 }
 
-/// Rows and logits after a prompt and some tokens.
+/// Rows of full-attention layers, and logits, after a prompt and some tokens.
 fn state(engine: &Engine, o: &EngineOptions, ids: &[u32], prompt: usize) -> (Vec<u8>, Vec<f32>) {
     let mut session: Session = engine.session_with(o).unwrap();
     session.prefill(&ids[..prompt], &CancelToken::default()).unwrap();
     ids[prompt..].iter().for_each(|&id| session.decode(id).unwrap());
     let (mut rows, mut all) = (Default::default(), Vec::new());
-    for layer in dims::attention_layers() {
+    for layer in dims::full_attention_layers() {
         session.read_rows(layer, &mut rows).unwrap();
         all.extend_from_slice(&rows.k);
         all.extend_from_slice(&rows.v);

@@ -54,6 +54,12 @@ pub(super) fn read_global_kv_heads(f: &Fields<'_>, kv_heads: usize) -> Result<us
     f.unsupported(FIELD, &format!("a divisor of num_key_value_heads ({kv_heads})"))
 }
 
+/// Longest context that the model was trained for, in tokens.
+pub(super) fn read_max_position(f: &Fields<'_>, arch: Arch) -> Result<usize, ConfigError> {
+    let default = if arch == Arch::Gemma3 { 131_072 } else { 2048 };
+    f.read_size(arch.field_name("max_position_embeddings"), Some(default), 1 << 30)
+}
+
 /// Cap of logits; 0 without.
 pub(super) fn read_softcap(f: &Fields<'_>) -> Result<f64, ConfigError> {
     match f.get("final_logit_softcapping") {

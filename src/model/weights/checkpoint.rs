@@ -435,20 +435,22 @@ pub(super) fn gguf_order(spec: &TensorSpec) -> RowOrder {
 }
 
 fn of_gguf(gguf: &Gguf, spec: &TensorSpec) -> Result<StoredTensor> {
-    let mut place = (gguf_name(spec, &spec.stored.name), gguf_order(spec));
-    let (rows, config) = (spec.rows / EXPERTS.count.max(1), "the metadata make");
-    let (fused, halves) = fuse_gate_up(spec, rows);
-    let fused = gguf_name(spec, &fused);
-    let is_fused = spec.is_expert() && halves != RowOrder::Unchanged && gguf.get(&fused).is_some();
-    if is_fused {
-        place = (fused, halves);
-    }
-    let (name, order) = place;
+    let config = "the metadata make";
+    let fused = Some(spec).filter(|spec| spec.is_expert()).and_then(|spec| {
+        let rows = spec.rows / EXPERTS.count;
+        let (name, order) = fuse_gate_up(spec, rows);
+        let name = gguf_name(spec, &name);
+        let is_there = order != RowOrder::Unchanged && gguf.get(&name).is_some();
+        is_there.then(|| (name, order, [EXPERTS.count, 2 * rows, spec.cols]))
+    });
+    let (name, order) = match &fused {
+        Some((name, order, _)) => (name.clone(), *order),
+        None => (gguf_name(spec, &spec.stored.name), gguf_order(spec)),
+    };
     let gguf::GgufTensor { block, shape, data, file, .. } = gguf.get_required(&name)?.clone();
-    if is_fused {
-        check_same_shape((&file, &name), &shape, &[EXPERTS.count, 2 * rows, spec.cols], config)?;
-    } else {
-        check_shape(spec, (&file, &name), &shape, config)?;
+    match fused {
+        Some((.., want)) => check_same_shape((&file, &name), &shape, &want, config)?,
+        None => check_shape(spec, (&file, &name), &shape, config)?,
     }
     let row_bytes = block.row_bytes(spec.cols);
     let stored = StoredTensor {

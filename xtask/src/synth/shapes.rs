@@ -88,7 +88,7 @@ fn put_layer(put: PutTensor<'_>, model: &ModelConfig, (layer, kind): (usize, Lay
     };
     let is_own = |part: &&(&str, usize, usize, bool)| match part.0 {
         "self_attn.k_proj" => !shares_kv,
-        "self_attn.v_proj" => !shares_kv && !(model.values_are_keys && kind != LayerKind::SlidingWindow),
+        "self_attn.v_proj" => !shares_kv && (!model.values_are_keys || kind == LayerKind::SlidingWindow),
         _ => true,
     };
     let mixer = mixer_matrices(model, kind);

@@ -3,10 +3,10 @@
 
 use super::Outcome;
 use super::report::{Tally, skip};
-use crate::error::{AtPath, Error};
+use crate::error::{AtPath, Error, Result};
 use crate::parity::engine::Engine;
 use crate::{build, command, json, size, synth};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +14,9 @@ use std::time::Instant;
 
 const PROMPT: &[&str] =
     &["-p", "Once upon a time there was", "-n", "64", "--temp", "0", "--ignore-eos", "--threads", "2"];
+
+/// Bytes of experts that a token reads: of four in each of twelve layers three matrices, 18 bytes for 32 values.
+const READ: u64 = 12 * 4 * 3 * (256 * 512 / 32 * 18);
 
 pub fn run() -> Outcome {
     let place = build::target_dir().join("larger");
@@ -30,9 +33,20 @@ pub fn run() -> Outcome {
     let engine = Engine::build(&place, "larger")?.with_model(&file);
     let packed = place.join("model.packed.safetensors");
     command::run(engine.command("pack").arg("--out").arg(&packed))?;
-    let outcome = compare_texts(&engine.with_model(&packed), &packed);
+    let engine = engine.with_model(&packed);
+    let mut outcome = compare_texts(&engine, &packed)?;
+    outcome.count("the plan says what a token reads of experts", check_plan(&engine));
     fs::remove_dir_all(&place).at(&place)?;
-    outcome
+    Ok(outcome)
+}
+
+fn check_plan(engine: &Engine) -> Result<()> {
+    let plan = command::stdout(engine.command("plan").args(["--format", "jsonl"]))?;
+    let plan: Value = serde_json::from_slice(&plan).map_err(|e| Error::Failed(format!("plan: {e}")))?;
+    match plan["expert_bytes_per_token"].as_u64() {
+        Some(READ) => Ok(()),
+        found => Err(Error::Failed(format!("{found:?} bytes, not {READ}"))),
+    }
 }
 
 fn compare_texts(engine: &Engine, model: &Path) -> Outcome {
