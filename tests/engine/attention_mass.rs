@@ -4,7 +4,7 @@
 use crate::support::cpu_sequence::CpuSequence;
 use crate::support::paths;
 use crate::support::random::{Random, ids};
-use antigravity::dims::{GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
+use antigravity::dims::{ATTENTION_SINKS, GROUP, HEAD_DIM, HEADS, KV_HEADS, LAYERS, Q_DIM, VOCAB};
 use antigravity::model::cpu::CpuOptions;
 use antigravity::model::cpu::attention::attention_for_device;
 use antigravity::model::device::{AttentionJob, AttentionMass, Logits};
@@ -347,6 +347,7 @@ fn attention_done_for_another_backend_gives_the_same_mass() {
                 v: &k,
                 capacity,
                 types,
+                sinks: [&vec![0.0; HEADS * ATTENTION_SINKS as usize], &[]],
                 att: &mut vec![0.0; tokens * Q_DIM],
                 mass: Some(AttentionMass { sums: &mut sums, tokens: observed }),
             });
