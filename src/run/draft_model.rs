@@ -113,7 +113,8 @@ impl DraftModel {
         let name = format!("`EngineOptions::draft_model` {}", escape(&program.to_string_lossy()));
         let setting = DraftSettings { threads: setting.threads.clamp(1, THREADS), ..setting };
         let child = DraftProcess::spawn(program, setting).map_err(|e| {
-            Error::Usage(format!("{name}: cannot be started: {e}; give another antigravity program, or the folder of Gemma 4's assistant"))
+            let remedy = "give another antigravity program, or the folder of Gemma 4's assistant";
+            Error::Usage(format!("{name}: cannot be started: {e}; {remedy}"))
         })?;
         let mut held = Vec::new();
         held.resize_with(setting.sequences, CachedText::default);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// The assistant, which the sequences of an engine share.
 pub type AssistantDrafter = InProcessDrafter<AssistantDevice>;
 
-/// What a sequence's drafts by the assistant begin from.
+/// A sequence's states, from which drafts by the assistant begin.
 pub struct AssistantSequence {
     /// The shared assistant.
     pub drafter: AssistantDrafter,

@@ -1,4 +1,4 @@
-//! What drafters in this program have in common: the sequences of an engine share them, and they go on from the model's
+//! The common part of drafters in this program: the sequences of an engine share them, and they go on from the model's
 //! final states.
 
 use super::draft_length::{DraftLengthPolicy, DraftWhen, PassTime};
@@ -10,7 +10,7 @@ pub struct InProcessDrafter<D>(Arc<Mutex<DrafterState<D>>>);
 
 /// The drafter itself, and how much it drafts.
 pub struct DrafterState<D> {
-    /// What predicts tokens.
+    /// Predicts tokens.
     pub device: D,
     length_policy: DraftLengthPolicy,
 }
