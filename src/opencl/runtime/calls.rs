@@ -144,7 +144,8 @@ impl Shared {
     /// Reads strided pieces into `bytes`, one after the other. It is a single transfer if the driver supports that and
     /// they are small.
     pub fn read_pieces(&self, from: MemId, pieces: StridedPieces, bytes: &mut [u8]) -> Result<()> {
-        if self.api_or_failure()?.clEnqueueReadBufferRect.is_none() || bytes.len() > MAX_TRANSFER_BYTES {
+        let as_one = pieces.are_in_rows() && bytes.len() <= MAX_TRANSFER_BYTES;
+        if self.api_or_failure()?.clEnqueueReadBufferRect.is_none() || !as_one {
             let mut each = bytes.chunks_exact_mut(pieces.len).enumerate();
             return each.try_for_each(|(i, out)| self.read(from, pieces.start + i * pieces.pitch, out));
         }
@@ -158,7 +159,8 @@ impl Shared {
 
     /// Writes strided pieces from `bytes`; see [`Shared::read_pieces`].
     pub fn write_pieces(&self, to: MemId, pieces: StridedPieces, bytes: &[u8]) -> Result<()> {
-        if self.api_or_failure()?.clEnqueueWriteBufferRect.is_none() || bytes.len() > MAX_TRANSFER_BYTES {
+        let as_one = pieces.are_in_rows() && bytes.len() <= MAX_TRANSFER_BYTES;
+        if self.api_or_failure()?.clEnqueueWriteBufferRect.is_none() || !as_one {
             let mut each = bytes.chunks_exact(pieces.len).enumerate();
             return each.try_for_each(|(i, bytes)| self.write(to, pieces.start + i * pieces.pitch, bytes));
         }

@@ -105,6 +105,11 @@ pub struct StridedPieces {
 }
 
 impl StridedPieces {
+    /// True if each piece lies in a row of a rectangle as wide as the pitch, so that one call transfers all.
+    pub fn are_in_rows(self) -> bool {
+        self.start % self.pitch + self.len <= self.pitch
+    }
+
     /// Total bytes of the pieces.
     pub fn bytes(self) -> usize {
         self.len * self.count
