@@ -126,6 +126,20 @@ int32_t antigravity_detokenize(
     size_t capacity,
     size_t *count);
 
+/* Computes one vector of length 1 for each text of a JSON array of strings. The options are a JSON object with `pooling`
+ * (mean, cls or last; the default is what the model's files say) and `dimensions`; NULL takes the defaults. `buffer`
+ * receives the vectors one after another: give it room for `hidden_size` values a text. `count` receives the number of
+ * values. */
+int32_t antigravity_embed(
+    antigravity_engine *engine,
+    const char *texts,
+    size_t texts_length,
+    const char *options,
+    size_t options_length,
+    float *buffer,
+    size_t capacity,
+    size_t *count);
+
 /* A piece of text. */
 #define ANTIGRAVITY_PIECE_TEXT 0
 
@@ -157,7 +171,7 @@ typedef struct antigravity_session antigravity_session;
  * result other than 0 cancels the text. It must not throw, and must not use the session except for antigravity_cancel. */
 typedef int32_t (*antigravity_callback)(int32_t kind, const char *piece, size_t length, void *user_data);
 
-/* How a text ended. */
+/* End and numbers of a text. */
 typedef struct antigravity_result {
     /* One of ANTIGRAVITY_STOP_… */
     uint32_t stop_reason;

@@ -94,7 +94,7 @@ pub use run::engine::Engine;
 pub use run::generate::prompts::BatchItem;
 pub use run::options::{EngineOptions, GenerateOptions, Progress};
 pub use run::past::{LayerKeyValues, PastKeyValues};
-pub use run::{engine, plan, saved, session};
+pub use run::{embed, engine, plan, saved, session};
 pub use text::{chat, sampler, tokenizer};
 
 /// The project's directory where tests run, which may be a phone.

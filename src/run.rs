@@ -2,6 +2,7 @@
 
 pub mod calibration;
 pub mod draft_model;
+pub mod embed;
 pub mod engine;
 pub mod eviction;
 pub mod generate;

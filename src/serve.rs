@@ -5,6 +5,7 @@ mod access;
 mod api {
     pub mod chat;
     pub mod completions;
+    pub mod embeddings;
     pub mod llama_cpp;
     pub mod messages;
     pub mod openai;
@@ -37,6 +38,7 @@ use crate::cli::args::{
 use crate::cli::load;
 use crate::cli::signal;
 use crate::cli::terminal::Verbosity;
+use crate::run::embed::Pooling;
 use crate::run::engine::template_source;
 use crate::run::generate::scheduler::{Limits, Scheduler, SchedulerEvent};
 use crate::run::options::{EngineOptions, GenerateOptions};
@@ -104,6 +106,9 @@ pub struct ServeArgs {
     /// Enable GET /slots, which shows the prompt and output lengths of all clients
     #[arg(long, help_heading = "Server")]
     slots_endpoint: bool,
+    /// Pooling of embeddings: mean, cls (the first token's state) or last [default: as the model's files say]
+    #[arg(long, value_name = "mean|cls|last", help_heading = "Server")]
+    pooling: Option<Pooling>,
     #[command(flatten, next_help_heading = "Sampling")]
     sampler: SamplerArgs,
     #[command(flatten, next_help_heading = "Chat")]
@@ -220,6 +225,7 @@ pub fn run(args: &ServeArgs) -> Result<()> {
             None => loaded.engine,
         },
         defaults,
+        pooling: args.pooling,
     });
     let stop = CancelToken::default();
     signal::connect_cancel(&stop);

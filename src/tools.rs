@@ -5,6 +5,7 @@ mod bundle;
 mod columns;
 mod doctor;
 mod draft;
+mod embed;
 mod eval;
 mod inspect;
 mod list;
@@ -32,6 +33,12 @@ Examples:
   antigravity logits --tokens ids.json --out logits.f32
   antigravity logits --tokens ids.json --out logits.f32 --trace-hash")]
     Logits(logits::LogitsArgs),
+    /// Write embeddings of texts, as JSON lines
+    #[command(before_help = "\
+Examples:
+  antigravity embed 'A dog' 'A puppy'
+  antigravity embed --file texts.txt --pooling last --dimensions 256")]
+    Embed(embed::EmbedArgs),
     /// Convert a model to a packed file, which loads instantly
     #[command(before_help = "\
 Examples:
@@ -105,6 +112,7 @@ pub fn run(command: ToolCommand) -> Result<()> {
     match command {
         ToolCommand::Eval(a) => eval::run(&a),
         ToolCommand::Logits(a) => logits::run(&a),
+        ToolCommand::Embed(a) => embed::run(&a),
         ToolCommand::Pack(a) => pack::run(&a),
         ToolCommand::Bundle(a) => bundle::run(&a),
         ToolCommand::Bench(a) => bench::run(&a),

@@ -4,6 +4,8 @@
 mod clap_error;
 mod completion;
 mod device;
+#[cfg(any(feature = "tools", feature = "ffi"))]
+mod embed;
 mod flag_warnings;
 mod llama_cpp;
 mod model;
@@ -19,7 +21,9 @@ pub use clap_error::one_line;
 pub use completion::{CompletionArgs, format_settings};
 pub use completion::{Format, GenerateArgs, OutputArgs, parse_token_limit};
 #[cfg(feature = "tools")]
-pub use device::{MAX_THREADS, MaskArgs, check_threads};
+pub use device::{MAX_THREADS, MaskArgs, ThreadArgs, check_threads};
+#[cfg(any(feature = "tools", feature = "ffi"))]
+pub use embed::PoolingArgs;
 pub use flag_warnings::FlagWarnings;
 pub use llama_cpp::translate_args;
 #[cfg(feature = "chat")]

@@ -12,6 +12,7 @@ const PREFIXES: &[(&str, &str)] = &[
     ("DryOptions", "--dry-"),
     ("XtcOptions", "--xtc-"),
     ("Context", "--"),
+    ("EmbedOptions", "--"),
 ];
 
 /// Flags whose names do not follow from their field.

@@ -1,7 +1,7 @@
 //! The border to C: statuses, the last error, texts and buffers of the caller.
 //!
-//! The header says about every pointer of a caller: it is NULL, or it points to as many elements as its length says, and
-//! nobody else writes them during the call. The SAFETY comments call this *the rule of pointers*.
+//! The header says about every pointer of a caller: it is NULL, or it points to as many elements as its length says,
+//! and nobody else writes them during the call. The SAFETY comments call this *the rule of pointers*.
 
 use crate::cli::flags::name_flags_in;
 use files::catch_panic::{PanicContext, catch_panic};
@@ -131,8 +131,8 @@ pub unsafe fn write_array<T: Copy>(
     if buffer.is_null() || !buffer.is_aligned() {
         return if values.is_empty() { Ok(()) } else { check_out("buffer", buffer) };
     }
-    // SAFETY: not null, aligned and long enough, checked above; writable by the rule of pointers. `values` are memory of
-    // this library, which no buffer of a caller overlaps.
+    // SAFETY: not null, aligned and long enough, checked above; writable by the rule of pointers. `values` are memory
+    // of this library, which no buffer of a caller overlaps.
     unsafe { buffer.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
     Ok(())
 }

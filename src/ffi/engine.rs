@@ -2,7 +2,7 @@
 
 use super::border::{check_out, last_error, read_array, read_text, run_guarded, write_array, write_out};
 use super::handles::HandleTable;
-use super::options::LoadFlags;
+use super::options::{LoadFlags, parse_embed_options};
 use super::status::ANTIGRAVITY_ABI_VERSION;
 use crate::cli;
 use crate::dims;
@@ -109,10 +109,10 @@ pub unsafe extern "C" fn antigravity_plan(
     })
 }
 
-/// Loads a model: a directory, a .gguf file, a packed file or a bundle. NULL is the model inside the file of this library,
-/// or of the program it is linked into, where `antigravity bundle --program` put it. The options are a JSON object with
-/// the flags of `antigravity generate` about model, device and cache, such as {"max_seq_len": 4096, "backend": "auto"},
-/// and `chat_template`; NULL takes the defaults.
+/// Loads a model: a directory, a .gguf file, a packed file or a bundle. NULL is the model inside the file of this
+/// library, or of the program it is linked into, where `antigravity bundle --program` put it. The options are a JSON
+/// object with the flags of `antigravity generate` about model, device and cache, such as {"max_seq_len": 4096,
+/// "backend": "auto"}, and `chat_template`; NULL takes the defaults.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn antigravity_load(
     model: *const c_char,
@@ -133,8 +133,8 @@ pub unsafe extern "C" fn antigravity_load(
     })
 }
 
-/// Loads a model from a part of an open file, such as an asset that is stored uncompressed in an Android package: a GGUF
-/// file, or a file that `antigravity bundle --no-program` wrote. A length of 0 means to the end of the file. The
+/// Loads a model from a part of an open file, such as an asset that is stored uncompressed in an Android package: a
+/// GGUF file, or a file that `antigravity bundle --no-program` wrote. A length of 0 means to the end of the file. The
 /// descriptor may be closed afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn antigravity_load_fd(
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn antigravity_tokenize(
     count: *mut usize,
 ) -> i32 {
     run_guarded(|| {
-        let model = ENGINES.find(engine.addr())?;
+        let model = ENGINES.find_entry(engine.addr())?;
         // SAFETY: the rule of pointers, which the header tells callers.
         let text = unsafe { read_text("text", text, text_length) }?.unwrap_or_default();
         let special = if add_special == 0 { AddSpecial::No } else { AddSpecial::Yes };
@@ -206,7 +206,7 @@ pub unsafe extern "C" fn antigravity_detokenize(
     count: *mut usize,
 ) -> i32 {
     run_guarded(|| {
-        let model = ENGINES.find(engine.addr())?;
+        let model = ENGINES.find_entry(engine.addr())?;
         // SAFETY: the rule of pointers, which the header tells callers.
         let ids = unsafe { read_array("ids", ids, ids_length) }?.unwrap_or_default();
         let (tokenizer, size) = (model.engine.tokenizer(), model.engine.tokenizer().vocab_size());
@@ -216,6 +216,38 @@ pub unsafe extern "C" fn antigravity_detokenize(
         let text = tokenizer.decode_with_special(ids);
         // SAFETY: as above.
         unsafe { write_array(text.as_bytes(), (buffer.cast::<u8>(), capacity), count) }
+    })
+}
+
+/// Computes one vector of length 1 for each text of a JSON array of strings. The options are a JSON object with
+/// `pooling` (mean, cls or last; the default is what the model's files say) and `dimensions`; NULL takes the defaults.
+/// `buffer` receives the vectors one after another: give it room for `hidden_size` values a text. `count` receives the
+/// number of values.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn antigravity_embed(
+    engine: *mut EngineHandle,
+    texts: *const c_char,
+    texts_length: usize,
+    options: *const c_char,
+    options_length: usize,
+    buffer: *mut f32,
+    capacity: usize,
+    count: *mut usize,
+) -> i32 {
+    run_guarded(|| {
+        check_out("count", count)?;
+        let model = ENGINES.find_entry(engine.addr())?;
+        // SAFETY: the rule of pointers, which the header tells callers.
+        let (texts, options) = unsafe {
+            (read_text("texts", texts, texts_length)?, read_text("options", options, options_length)?)
+        };
+        let texts: Vec<String> = serde_json::from_str(texts.unwrap_or_default())
+            .map_err(|e| Error::Usage(format!("`texts` is not a JSON array of strings: {e}")))?;
+        let options = parse_embed_options(options.unwrap_or_default())?;
+        let ids = texts.iter().map(|text| model.engine.encode(text)).collect::<Result<Vec<_>>>()?;
+        let vectors = model.engine.embed(&ids, &options, None)?.concat();
+        // SAFETY: as above.
+        unsafe { write_array(&vectors, (buffer, capacity), count) }
     })
 }
 

@@ -35,7 +35,7 @@ impl<T> HandleTable<T> {
     /// # Errors
     ///
     /// `Usage`: it is null, freed or of another kind.
-    pub fn find(&self, handle: usize) -> Result<Arc<T>> {
+    pub fn find_entry(&self, handle: usize) -> Result<Arc<T>> {
         self.lock().get(&handle).map(Arc::clone).ok_or_else(|| self.unknown_handle(handle))
     }
 
@@ -43,7 +43,7 @@ impl<T> HandleTable<T> {
     ///
     /// # Errors
     ///
-    /// Errors of [`HandleTable::find`].
+    /// Errors of [`HandleTable::find_entry`].
     pub fn remove(&self, handle: usize) -> Result<Arc<T>> {
         self.lock().remove(&handle).ok_or_else(|| self.unknown_handle(handle))
     }

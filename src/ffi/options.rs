@@ -1,6 +1,7 @@
 //! Options as JSON objects whose fields are flags of the program: `{"top_k": 5}` is `--top-k 5`.
 
-use crate::cli::args::{CompletionArgs, ModelArgs, TemplateChoiceArgs, one_line};
+use crate::cli::args::{CompletionArgs, ModelArgs, PoolingArgs, TemplateChoiceArgs, one_line};
+use crate::run::embed::EmbedOptions;
 use clap::Parser;
 use files::error::quote;
 use files::{Error, Result};
@@ -34,6 +35,14 @@ struct AnswerFlags {
     completion: CompletionArgs,
 }
 
+/// Flags of embeddings.
+#[derive(Parser)]
+#[command(no_binary_name = true, disable_help_flag = true, disable_version_flag = true)]
+struct EmbedFlags {
+    #[command(flatten)]
+    pooling: PoolingArgs,
+}
+
 /// Flags of a text that are about the program's output.
 const OUTPUT_FLAGS: [&str; 5] = ["format", "logprobs", "quiet", "trace", "verbose"];
 
@@ -54,6 +63,11 @@ pub fn parse_text_options(options: Map<String, Value>) -> Result<CompletionArgs>
 /// Parses the options of an answer.
 pub fn parse_answer_options(options: Map<String, Value>) -> Result<CompletionArgs> {
     parse_flags::<AnswerFlags>(without_output(options)?).map(|flags| flags.completion)
+}
+
+/// Parses the options of embeddings.
+pub fn parse_embed_options(options: &str) -> Result<EmbedOptions> {
+    parse_flags::<EmbedFlags>(parse_object(options)?).map(|flags| flags.pooling.embed_options())
 }
 
 /// The options, with those that switch the program's own output off.

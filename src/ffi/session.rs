@@ -48,7 +48,7 @@ pub type PieceCallback = Option<
     unsafe extern "C" fn(kind: i32, piece: *const c_char, length: usize, user_data: *mut c_void) -> i32,
 >;
 
-/// How a text ended.
+/// End and numbers of a text.
 #[repr(C)]
 pub struct TextResult {
     /// One of ANTIGRAVITY_STOP_…
@@ -76,7 +76,7 @@ struct SessionEntry {
 
 struct SessionState {
     session: Session,
-    /// Where the last text stopped.
+    /// Point at which the last text stopped.
     resume: ResumePoint,
     seed: u64,
     rng: Rng,
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn antigravity_session_new(
 ) -> i32 {
     run_guarded(|| {
         check_out("session", session)?;
-        let model = ENGINES.find(engine.addr())?;
+        let model = ENGINES.find_entry(engine.addr())?;
         let state = SessionState {
             session: model.engine.session()?,
             resume: ResumePoint::default(),
@@ -121,7 +121,7 @@ pub extern "C" fn antigravity_session_free(session: *mut SessionHandle) -> i32 {
 /// ANTIGRAVITY_OK with the stop reason ANTIGRAVITY_STOP_CANCELLED; the text can be continued.
 #[unsafe(no_mangle)]
 pub extern "C" fn antigravity_cancel(session: *mut SessionHandle) -> i32 {
-    run_guarded(|| SESSIONS.find(session.addr()).map(|entry| entry.cancel.cancel()))
+    run_guarded(|| SESSIONS.find_entry(session.addr()).map(|entry| entry.cancel.cancel()))
 }
 
 /// Saves a session to a file, which holds either the old or the new content. `antigravity generate --session` reads it.
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn antigravity_session_save(
     run_guarded(|| {
         // SAFETY: the rule of pointers, which the header tells callers.
         let path = unsafe { read_path(path, path_length) }?;
-        let entry = SESSIONS.find(session.addr())?;
+        let entry = SESSIONS.find_entry(session.addr())?;
         let state = &mut *entry.lock()?;
         let content = SavedContent::Text(state.resume.clone());
         let saved = SavedState { seed: state.seed, rng: state.rng.clone(), content };
@@ -152,7 +152,7 @@ pub unsafe extern "C" fn antigravity_session_load(
     run_guarded(|| {
         // SAFETY: the rule of pointers, which the header tells callers.
         let path = unsafe { read_path(path, path_length) }?;
-        let entry = SESSIONS.find(session.addr())?;
+        let entry = SESSIONS.find_entry(session.addr())?;
         let state = &mut *entry.lock()?;
         let saved = saved::read_session(path, &mut state.session, &entry.model.engine)?;
         let saved = saved.ok_or_else(|| Error::model(path, "no such file; give one that was saved"))?;
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn antigravity_session_load(
 #[unsafe(no_mangle)]
 pub extern "C" fn antigravity_session_rewind(session: *mut SessionHandle, tokens: usize) -> i32 {
     run_guarded(|| {
-        let entry = SESSIONS.find(session.addr())?;
+        let entry = SESSIONS.find_entry(session.addr())?;
         let state = &mut *entry.lock()?;
         state.session.rewind(tokens)?;
         state.resume = ResumePoint::default();
@@ -177,8 +177,8 @@ pub extern "C" fn antigravity_session_rewind(session: *mut SessionHandle, tokens
     })
 }
 
-/// The tokens that a session holds. `count` receives their number, even if `buffer` is too small, which is an error. The
-/// last token of a text that can be continued is computed, and counted, when it is continued.
+/// The tokens that a session holds. `count` receives their number, even if `buffer` is too small, which is an error.
+/// The last token of a text that can be continued is computed, and counted, when it is continued.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn antigravity_session_tokens(
     session: *mut SessionHandle,
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn antigravity_session_tokens(
     count: *mut usize,
 ) -> i32 {
     run_guarded(|| {
-        let entry = SESSIONS.find(session.addr())?;
+        let entry = SESSIONS.find_entry(session.addr())?;
         let state = entry.lock()?;
         // SAFETY: the rule of pointers, which the header tells callers.
         unsafe { write_array(state.session.tokens(), (buffer, capacity), count) }
@@ -214,7 +214,7 @@ pub unsafe extern "C" fn antigravity_generate(
         let (prompt, options) = unsafe {
             (read_text("prompt", prompt, prompt_length)?, read_text("options", options, options_length)?)
         };
-        let entry = SESSIONS.find(session.addr())?;
+        let entry = SESSIONS.find_entry(session.addr())?;
         let state = &mut *entry.lock()?;
         let flags = parse_text_options(parse_object(options.unwrap_or_default())?)?;
         let mut options = flags.resolve_options(crate::cli::args::Format::Text)?;
@@ -244,10 +244,10 @@ pub unsafe extern "C" fn antigravity_generate(
 }
 
 /// Answers a conversation: a JSON array of messages like {"role": "user", "content": "Hi"}, from first to last. Roles
-/// are system, user, assistant and tool; an assistant's message may have `tool_calls` with `id`, `name` and `arguments`,
-/// and a tool's message has `tool_call_id`. What the session holds of the conversation is not computed again. Options
-/// are those of antigravity_generate, and `tools` and `chat_template_kwargs` as in the API of OpenAI; the defaults of
-/// sampling are the model's own, and an answer is not cut off. `callback` and `result` may be NULL.
+/// are system, user, assistant and tool; an assistant's message may have `tool_calls` with `id`, `name` and
+/// `arguments`, and a tool's message has `tool_call_id`. What the session holds of the conversation is not computed
+/// again. Options are those of antigravity_generate, and `tools` and `chat_template_kwargs` as in the API of OpenAI;
+/// the defaults of sampling are the model's own, and an answer is not cut off. `callback` and `result` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn antigravity_chat(
     session: *mut SessionHandle,
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn antigravity_chat(
                 read_text("options", options, options_length)?,
             )
         };
-        let entry = SESSIONS.find(session.addr())?;
+        let entry = SESSIONS.find_entry(session.addr())?;
         let state = &mut *entry.lock()?;
         entry.begin();
         let job = entry.prepare_answer(messages.unwrap_or_default(), options.unwrap_or_default())?;
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn antigravity_chat(
 /// A text to generate.
 struct TextJob {
     tokens: Vec<u32>,
-    /// Where an interrupted text stopped; `None` for a new one.
+    /// Point at which an interrupted text stopped; `None` for a new one.
     resume: Option<ResumePoint>,
     options: GenerateOptions,
     rng: Rng,
@@ -447,7 +447,7 @@ unsafe fn call_back(callback: PieceCallback, user_data: *mut c_void, kind: i32, 
     callback.is_some_and(|call| unsafe { call(kind, text.as_ptr().cast(), text.len(), user_data) } != 0)
 }
 
-/// Writes how a text ended, unless `result` is NULL.
+/// Writes the end of a text, unless `result` is NULL.
 ///
 /// # Safety
 ///

@@ -3,9 +3,9 @@
 //! [`config`] reads a `config.json`; [`hf_cache`] finds a model in the Hugging Face cache. [`source`] opens safetensors
 //! and GGUF files, [`packed_file`] describes the program's own format. A [`bundle`] is a program with a packed file
 //! inside; [`model_dir`] reads the text files of a model directory or bundle. [`blocks`] decodes block formats. Files
-//! are [`mapped`] into memory, also as a part of a larger one ([`file_range`]), and written atomically ([`atomic_file`]). [`catch_panic`] turns panics and hangs of
-//! libraries into errors. All text for stderr goes through [`stderr`], and
-//! [`progress`] is shown there; [`text_file`] reads UTF-8 text.
+//! are [`mapped`] into memory, also as a part of a larger one ([`file_range`]), and written atomically
+//! ([`atomic_file`]). [`catch_panic`] turns panics and hangs of libraries into errors. All text for stderr goes
+//! through [`stderr`], and [`progress`] is shown there; [`text_file`] reads UTF-8 text.
 #![deny(unsafe_code)]
 
 pub mod atomic_file;

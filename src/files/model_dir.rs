@@ -16,6 +16,9 @@ pub const TEXT_FILES: &[&str] = &[
     "tokenizer_config.json",
 ];
 
+/// File in which sentence-transformers names the pooling of embeddings.
+pub const POOLING_FILE: &str = "1_Pooling/config.json";
+
 /// A directory or bundle with the text files of a model.
 #[derive(Debug)]
 pub enum ModelDir {

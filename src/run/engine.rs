@@ -3,12 +3,14 @@
 mod sessions;
 
 use crate::dims::VOCAB;
+use crate::model::cpu::CpuDevice;
 use crate::model::weights::{Assistant, Importance, LoadOptions, OpenModel, Weights};
 use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::assistant::AssistantDrafter;
 use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::draft_model::{DraftModel, DraftSettings};
+use crate::run::embed::{EmbedderSlot, Pooling};
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions, long_prompt_error};
 use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler, StageModel};
@@ -72,6 +74,9 @@ pub struct Engine {
     assistant: Option<AssistantDrafter>,
     /// The model's own block that drafts, if it has one; made when drafts are first asked for.
     mtp: OnceLock<Option<MtpDrafter>>,
+    /// Pooling of embeddings that the model's files name.
+    pooling: Result<Option<Pooling>>,
+    pub(super) embedder: EmbedderSlot,
 }
 
 impl Engine {
@@ -100,6 +105,7 @@ impl Engine {
         let template_source = template_source(&model);
         #[cfg(feature = "chat")]
         let recommended_sampling = recommended_sampling(&model);
+        let pooling = Pooling::of_model(&model);
         let both_fit = can_compile_meanwhile(&model, &options);
         // Unmaps the files whose tensors were converted.
         drop(model);
@@ -139,6 +145,8 @@ impl Engine {
             draft,
             assistant,
             mtp: OnceLock::new(),
+            pooling,
+            embedder: EmbedderSlot::default(),
         };
         engine.ensure_calibration(&engine.options)?;
         let auto = engine.options.backend == BackendKind::Auto;
@@ -203,6 +211,20 @@ impl Engine {
     /// The CPU's instruction set.
     pub(crate) fn isa(&self) -> Isa {
         self.factory.isa
+    }
+
+    /// Pooling of embeddings that the model's files name; `None` if they name none.
+    ///
+    /// # Errors
+    ///
+    /// `Model` for one that this program does not have.
+    pub fn model_pooling(&self) -> Result<Option<Pooling>> {
+        self.pooling.clone()
+    }
+
+    /// A CPU device of its own for these options.
+    pub(super) fn cpu_device(&self, o: &EngineOptions) -> Result<CpuDevice> {
+        self.factory.cpu_device(o)
     }
 
     /// The options in force, defaults resolved.

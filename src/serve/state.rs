@@ -3,6 +3,7 @@
 use super::access::AccessRules;
 use super::error::{ApiError, ApiResult};
 use super::memory::MemoryBudget;
+use crate::run::embed::Pooling;
 use crate::run::engine::Engine;
 use crate::run::generate::scheduler::Scheduler;
 use crate::run::options::GenerateOptions;
@@ -47,6 +48,8 @@ pub struct ServerModel {
     pub memory: Arc<MemoryBudget>,
     /// Default options of a request.
     pub defaults: GenerateOptions,
+    /// Pooling of embeddings; `None` takes the one that the model's files name.
+    pub pooling: Option<Pooling>,
     /// Set with `--seed`; otherwise each request gets a random seed.
     pub has_fixed_seed: bool,
     /// Model name in responses.

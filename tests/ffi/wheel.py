@@ -1,15 +1,16 @@
 """Promises of the Python package, for `cargo xtask test wheel`. Prints `ok NAME` or `not ok NAME: why`.
 
-    wheel.py PROGRAM MODEL SCRATCH
+    wheel.py PROGRAM MODEL SCRATCH REFERENCE
 """
 
+import json
 import subprocess
 import sys
 import threading
 
 import antigravity_story as package
 
-program, model_path, scratch = sys.argv[1:]
+program, model_path, scratch, reference = sys.argv[1:]
 PROMPT = "Once upon a time"
 TALK = [{"role": "user", "content": "Tell me of a dog."}]
 
@@ -67,6 +68,28 @@ with endless.session() as session:
     cut = session.generate(PROMPT, num_tokens=-1, ignore_eos=True, seed=1)
     promise("another thread cancels a text without end", len(cut) > 0)
 
+exact = package.Model(model_path, weight_type="f32", max_seq_len=1024)
+with open(reference) as file:
+    cases = json.load(file)
+texts = [case["text"] for case in cases]
+for pooling in ["mean", "cls", "last"]:
+    vectors = exact.embed(texts, pooling=pooling)
+    # Both have length 1.
+    cosines = [sum(a * b for a, b in zip(v, case[pooling])) for v, case in zip(vectors, cases)]
+    promise(f"vectors pooled by {pooling} are those of transformers", min(cosines) >= 0.9999, cosines)
+    alone = [exact.embed([text], pooling=pooling)[0] for text in texts]
+    promise(f"and have the same bits alone ({pooling})", alone == vectors)
+lines = run("embed", *texts, "--pooling", "last", "--weight-type", "f32").split("\n")
+written = [json.loads(line) for line in lines]
+promise("the program writes the same vectors", [w["embedding"] for w in written] == vectors, written[0])
+promise("and counts their tokens", [w["tokens"] for w in written] == [case["tokens"] for case in cases], written)
+short = exact.embed(texts[:1], pooling="last", dimensions=16)[0]
+scale = sum(x * x for x in vectors[0][:16]) ** 0.5
+near = all(abs(a * scale - b) < 1e-6 for a, b in zip(short, vectors[0]))
+has_length_1 = abs(sum(x * x for x in short) - 1) < 1e-6
+promise("a shortened vector has length 1", len(short) == 16 and near and has_length_1, short)
+exact.close()
+
 ids = model.tokenize(PROMPT)
 promise("tokens become their text again", model.detokenize(ids) == PROMPT and len(ids) > 1, ids)
 promise("no text has no tokens", model.tokenize("") == [] and model.detokenize([]) == "", model.tokenize(""))
@@ -76,6 +99,11 @@ for name, status, words, call in [
     ("an unknown option", 2, "--temperatur", lambda: model.generate(PROMPT, temperatur=0)),
     ("a missing model", 3, "/no/such", lambda: package.Model("/no/such")),
     ("a missing session", 3, "no such file", lambda: model.session().load("/no/such")),
+    ("embeddings without a pooling", 2, "--pooling", lambda: model.embed(["a"])),
+    ("an unknown pooling", 2, "max", lambda: model.embed(["a"], pooling="max")),
+    ("too many dimensions", 2, "--dimensions 257", lambda: model.embed(["a"], pooling="cls", dimensions=257)),
+    ("an empty text", 2, "text 1 is empty", lambda: model.embed(["a", ""], pooling="cls")),
+    ("a text that is too long", 2, "--max-seq-len", lambda: model.embed(["a dog " * 600], pooling="cls")),
     ("an unknown token", 2, "not a token", lambda: model.detokenize([1 << 31])),
     ("a broken conversation", 2, "robot", lambda: list(model.chat([{"role": "robot", "content": ""}]))),
 ]:

@@ -70,6 +70,7 @@ _FUNCTIONS: Dict[str, Sequence[Any]] = {
     "free": (ctypes.c_void_p,),
     "tokenize": (ctypes.c_void_p, *_text, ctypes.c_int32, _ids, ctypes.c_size_t, _size),
     "detokenize": (ctypes.c_void_p, _ids, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, _size),
+    "embed": (ctypes.c_void_p, *_text, *_text, ctypes.POINTER(ctypes.c_float), ctypes.c_size_t, _size),
     "session_new": (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
     "session_free": (ctypes.c_void_p,),
     "session_save": (ctypes.c_void_p, *_text),
@@ -88,7 +89,7 @@ def _open_library() -> ctypes.CDLL:
         getattr(library, "antigravity_" + name).restype = ctypes.c_char_p
     library.antigravity_abi_version.restype = ctypes.c_uint32
     if library.antigravity_abi_version() != _ABI:
-        raise ImportError("libantigravity.so is of another version than this package; install the package again")
+        raise ImportError("libantigravity.so is of another version than this package; install it again")
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, "antigravity_" + name)
         function.argtypes, function.restype = list(arguments), ctypes.c_int32
@@ -191,14 +192,16 @@ class Session:
         self.close()
 
     def _pieces(self, function: Any, text: Any, options: Dict[str, Any]) -> Iterator[Piece]:
-        """Runs a call on a thread of its own and yields its pieces."""
+        """Runs a call on a thread of its own and yields its pieces. The call waits while a piece is used, so that a
+        text that is left continues with the next one."""
         pieces: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        left = threading.Event()
+        left, used = threading.Event(), threading.Semaphore(0)
 
         def tell(kind: int, data: int, length: int, _: Any) -> int:
             piece = Piece(ctypes.string_at(data, length).decode())
             piece.kind = _KINDS[kind]
             pieces.put(piece)
+            used.acquire()
             return _CANCELLED_CALLBACK if left.is_set() else 0
 
         def run() -> None:
@@ -218,8 +221,10 @@ class Session:
                 if isinstance(piece, BaseException):
                     raise piece
                 yield piece
+                used.release()
         finally:
             left.set()
+            used.release()
             if thread.is_alive() and self._handle is not None:
                 _library.antigravity_cancel(self._handle)
             thread.join()
@@ -278,6 +283,15 @@ class Model:
             status = call(self._handle, array, len(ids), buffer, count.value, ctypes.byref(count))
         _check(status)
         return buffer.raw[: count.value].decode()
+
+    def embed(self, texts: Sequence[str], **options: Any) -> List[List[float]]:
+        """One vector of length 1 for each text. Options: pooling (mean, cls or last) and dimensions."""
+        texts, count = list(texts), ctypes.c_size_t(0)
+        buffer = (ctypes.c_float * (len(texts) * int(model_info()["hidden_size"])))()
+        call, encoded = _library.antigravity_embed, (*_encode(json.dumps(texts)), *_options(options))
+        _check(call(self._handle, *encoded, buffer, len(buffer), ctypes.byref(count)))
+        width = count.value // max(len(texts), 1)
+        return [list(buffer[i * width : (i + 1) * width]) for i in range(len(texts))]
 
     def close(self) -> None:
         """Frees the model; its sessions stay usable."""

@@ -39,8 +39,8 @@ const TOP: &str = "\
  *
  * Functions return a status: ANTIGRAVITY_OK or an error, whose message antigravity_last_error returns.
  *
- * Handles are checked: NULL, a freed or a foreign one is an error. An engine can be used by any number of threads at the
- * same time, and freed in any order with its sessions. A session can move between threads, but only one call at a time
+ * Handles are checked: NULL, a freed or a foreign one is an error. An engine can be used by any number of threads at
+ * the same time, and freed in any order with its sessions. A session can move between threads, but only one call at a time
  * may use it: a second one is an error. Only antigravity_cancel and antigravity_session_free may be called meanwhile.
  * Threads need 2 MiB of stack. The library must not be unloaded. After fork, a child must not use it.
  */

@@ -6,7 +6,7 @@ use super::model_path::OpenModel;
 use super::pack::{CalibrationOf, PackTarget, write_error, write_to};
 use files::atomic_file::AtomicFile;
 use files::bundle::BundleWriter;
-use files::model_dir::TEXT_FILES;
+use files::model_dir::{POOLING_FILE, TEXT_FILES};
 use files::{Error, Result};
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -61,5 +61,5 @@ fn text_files(model: &OpenModel) -> Result<Vec<(String, Vec<u8>)>> {
     }
     let folder = model.path.text_folder()?;
     let file = |name: &str| Ok(folder.read_file(name, LIMIT)?.map(|bytes| (name.to_string(), bytes)));
-    TEXT_FILES.iter().filter_map(|name| file(name).transpose()).collect()
+    TEXT_FILES.iter().chain([&POOLING_FILE]).filter_map(|name| file(name).transpose()).collect()
 }

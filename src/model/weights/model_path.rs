@@ -57,7 +57,7 @@ impl ModelPath {
         let path = &hf_cache::resolve_snapshot(path);
         let range = FileRange::parse(path);
         if range.is_some() && !is_gguf(path) && bundle::find_mark(path).is_none() {
-            let remedy = "give a GGUF file, or a file that antigravity bundle --no-program writes";
+            let remedy = "give a GGUF file, or a bundle without a program";
             return Err(Error::model(path, format!("holds no model; {remedy}")));
         }
         let meta = fs::metadata(range.as_ref().map_or(path, |range| &range.file)).map_err(|e| {

@@ -19,7 +19,7 @@ const TEXT: [&str; 6] = ["generate", "-p", "Once upon a time", "-n", "40", "--te
 const ANSWER: [&str; 6] =
     ["chat", "-p", "Tell me of a dog.", "--single-turn", "--num-tokens=40", "--temperature=0"];
 
-/// What the tests build: the program, the library with a model inside, and an asset.
+/// Program, library with a model inside, and asset, built for tests.
 pub struct BuiltLibrary {
     pub program: PathBuf,
     pub model: PathBuf,

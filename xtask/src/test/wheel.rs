@@ -17,6 +17,7 @@ const PYTHONS: [&str; 2] = ["python3.9", "python3"];
 pub fn run() -> Outcome {
     let built = build_everything()?;
     let wheel = wheel::pack_wheel(&built.model, &built.dir.join(SHARED), &host_triple(), &built.dir)?;
+    let reference = command::root().join("tests/fixtures/embeddings/story.json");
     let mut tally = Tally::default();
     for name in PYTHONS {
         let python = match install(name, &wheel, &built.dir.join(format!("venv-{name}"))) {
@@ -28,7 +29,10 @@ pub fn run() -> Outcome {
         };
         let mut script = Command::new(python);
         script.arg(command::root().join("tests/ffi/wheel.py")).arg(&built.program).arg(&built.model);
-        tally += count_promises("the Python package", script.arg(built.dir.join("python-session")))?;
+        tally += count_promises(
+            "the Python package",
+            script.arg(built.dir.join("python-session")).arg(&reference),
+        )?;
     }
     Ok(tally)
 }

@@ -6,12 +6,17 @@ use super::{Source, is_test};
 /// Folders of `src`, the lowest first: a part may use itself and the ones before it.
 const PARTS: [&str; 6] = ["opencl", "run", "cli", "serve", "tools", "commands"];
 /// Names that a folder may not use: devices do not know each other, and nothing above them knows a memory layout.
-const APART: [(&str, &str); 8] = [
+const APART: [(&str, &str); 13] = [
     ("src/opencl", "crate::model::cpu"),
     ("src/run", "numeric::quant"),
     ("src/run", "files::blocks"),
     ("src/cli", "numeric::quant"),
     ("src/cli", "files::blocks"),
+    ("src/run", "crate::ffi"),
+    ("src/cli", "crate::ffi"),
+    ("src/ffi", "crate::serve"),
+    ("src/ffi", "crate::tools"),
+    ("src/ffi", "numeric::"),
     ("src/serve", "numeric::"),
     ("src/tools", "numeric::quant"),
     ("src/tools", "files::blocks"),
