@@ -30,9 +30,7 @@ impl OpenedModel {
     /// [`Plan::for_model`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
-        if let (Some(part), BackendKind::OpenCl | BackendKind::Hybrid) =
-            (opencl::MISSING_KERNELS, options.backend)
-        {
+        if let Some(part) = opencl::MISSING_KERNELS.filter(|_| options.requires_device()) {
             let message = format!("OpenCL: no kernels for {part}; use `EngineOptions::backend` cpu");
             return Err(Error::Device(message));
         }
