@@ -68,6 +68,16 @@ pub const OF_HUB: &[(&str, &str, &str)] = &[
     ("lfm2-2.6b", "LiquidAI/LFM2-2.6B", "LFM Open License"),
     ("lfm2-8b-a1b", "LiquidAI/LFM2-8B-A1B", "LFM Open License"),
     (
+        "llama3.1-8b",
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "Llama 3.1's terms, which the hub asks you to accept",
+    ),
+    (
+        "llama3.1-70b",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "Llama 3.1's terms, which the hub asks you to accept",
+    ),
+    (
         "llama3.2-1b",
         "meta-llama/Llama-3.2-1B-Instruct",
         "Llama 3.2's terms, which the hub asks you to accept",

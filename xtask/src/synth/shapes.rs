@@ -384,6 +384,8 @@ mod tests {
     fn models_have_their_published_sizes() {
         for (name, parameters) in [
             ("llama3.2-1b", 1_235_814_400),
+            ("llama3.1-8b", 8_030_261_248),
+            ("llama3.1-70b", 70_553_706_496),
             ("llama3.2-3b", 3_212_749_824),
             ("qwen2.5-0.5b", 494_032_768),
             ("qwen2.5-1.5b", 1_543_714_304),
