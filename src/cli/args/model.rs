@@ -198,7 +198,7 @@ pub struct CacheArgs {
     draft: Option<usize>,
     /// Draft with another antigravity program, built for a smaller model with the same tokenizer; or, for Gemma 4 on the
     /// CPU, with the folder of its assistant, or org/name in the Hugging Face cache; -md for short
-    #[arg(long, aliases = ["model-draft", "md"], value_name = "PROGRAM|FOLDER")]
+    #[arg(long, aliases = ["model-draft", "md"], value_name = "PROGRAM")]
     draft_model: Option<PathBuf>,
     /// When the draft model or the MTP block drafts: pays (only as many tokens as speed up the text, by measured times), or always (N
     /// tokens)
