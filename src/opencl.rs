@@ -251,7 +251,7 @@ impl OpenClDevice {
         };
         let persistent = match (attend, set) {
             // They compute all layers in one launch.
-            (AttendOn::Device, KernelSet::Tuned) if model.layers() == (0..LAYERS) => {
+            (AttendOn::Device, KernelSet::Tuned) if model.layer_range() == (0..LAYERS) => {
                 PersistentKernels::new(&model, &calibration, (kv_types, slots), &scratch)?
             }
             _ => None,
@@ -297,8 +297,8 @@ impl OpenClDevice {
     }
 
     /// The layers that it computes.
-    pub fn layers(&self) -> Range<usize> {
-        self.model.layers()
+    pub fn layer_range(&self) -> Range<usize> {
+        self.model.layer_range()
     }
 
     /// True if the CPU can access the KV cache, so that both can compute on it in turn.
@@ -394,7 +394,7 @@ impl OpenClDevice {
         // observed passes need all tokens, and so do those whose final states are wanted of more.
         let states_fit = runs.iter().all(|run| run.hidden.len() <= DIM * output_rows(run));
         let narrowed = Some(read).filter(|_| {
-            self.model.layers().end == LAYERS
+            self.model.layer_range().end == LAYERS
                 && !is_recurrent(LAST_WRITING_LAYER)
                 && read < n
                 && n > 1
@@ -448,7 +448,7 @@ impl seam::Device for OpenClDevice {
         let rows = DeviceKv::new(
             &self.model.device,
             self.kv_types,
-            (slots, self.ring, self.model.layers()),
+            (slots, self.ring, self.model.layer_range()),
             self.kv_location,
         )?;
         let device = &self.model.device;
@@ -471,7 +471,8 @@ impl seam::Device for OpenClDevice {
         self.device().set_timeout(limit, None);
         computed?;
         // The host waited for its end.
-        if runs.iter().any(|run| !matches!(run.logits, Logits::None)) || self.model.layers().end < LAYERS {
+        if runs.iter().any(|run| !matches!(run.logits, Logits::None)) || self.model.layer_range().end < LAYERS
+        {
             self.timeout.record_time(n, began.elapsed());
         }
         for run in runs {

@@ -186,7 +186,7 @@ impl SplitCache {
     }
 
     /// The cache that has a layer.
-    fn stage(&mut self, layer: usize) -> &mut dyn KvCache {
+    fn stage_cache(&mut self, layer: usize) -> &mut dyn KvCache {
         let stage = self.stages.iter_mut().find(|(layers, _)| layers.contains(&layer));
         &mut *stage.expect("invariant: stages have all layers").1
     }
@@ -197,7 +197,7 @@ impl SplitCache {
         before(layers.start)..before(layers.end)
     }
 
-    fn each(&mut self, act: impl FnMut(&mut Box<dyn KvCache>) -> Result<()>) -> Result<()> {
+    fn try_each_cache(&mut self, act: impl FnMut(&mut Box<dyn KvCache>) -> Result<()>) -> Result<()> {
         self.stages.iter_mut().map(|(_, cache)| cache).try_for_each(act)
     }
 }
@@ -225,42 +225,43 @@ impl KvCache for SplitCache {
     }
 
     fn write_state(&mut self, state: &[f32]) -> Result<()> {
-        self.each(|cache| cache.write_state(state))
+        self.try_each_cache(|cache| cache.write_state(state))
     }
 
     fn restore_first_state(&mut self) -> Result<()> {
-        self.each(|cache| cache.restore_first_state())
+        self.try_each_cache(|cache| cache.restore_first_state())
     }
 
     fn resize(&mut self, slots: usize) -> Result<()> {
         let before = self.extent().slots;
-        let resized = self.each(|cache| cache.resize(slots));
+        let resized = self.try_each_cache(|cache| cache.resize(slots));
         if resized.is_err() {
             // Those that were resized have room for what they had.
-            let _ =
-                self.each(|cache| if cache.extent().slots == before { Ok(()) } else { cache.resize(before) });
+            let _ = self.try_each_cache(|cache| {
+                if cache.extent().slots == before { Ok(()) } else { cache.resize(before) }
+            });
         }
         resized
     }
 
     fn reserve_window_rows(&mut self) -> Result<()> {
-        self.each(|cache| cache.reserve_window_rows())
+        self.try_each_cache(|cache| cache.reserve_window_rows())
     }
 
     fn retain_slots(&mut self, layer: usize, kv_head: usize, slots: &[u32]) -> Result<()> {
-        self.stage(layer).retain_slots(layer, kv_head, slots)
+        self.stage_cache(layer).retain_slots(layer, kv_head, slots)
     }
 
     fn read_rows(&mut self, layer: usize, slots: Range<usize>, rows: &mut KvRows) -> Result<()> {
-        self.stage(layer).read_rows(layer, slots, rows)
+        self.stage_cache(layer).read_rows(layer, slots, rows)
     }
 
     fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
-        self.stage(layer).write_rows(layer, slots, rows)
+        self.stage_cache(layer).write_rows(layer, slots, rows)
     }
 
     fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {
-        self.stage(layer).read_mass(layer, mass)
+        self.stage_cache(layer).read_mass(layer, mass)
     }
 
     fn write_mass(&mut self, layer: usize, mass: &[f32]) -> Result<()> {
@@ -273,7 +274,7 @@ impl KvCache for SplitCache {
             }
             self.has_mass = true;
         }
-        self.stage(layer).write_mass(layer, mass)
+        self.stage_cache(layer).write_mass(layer, mass)
     }
 
     fn host_rows(&mut self) -> Result<&mut dyn HostRows> {

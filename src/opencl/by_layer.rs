@@ -15,7 +15,7 @@ impl<T> ByLayer<T> {
     }
 
     /// The layers.
-    pub fn layers(&self) -> Range<usize> {
+    pub fn layer_range(&self) -> Range<usize> {
         self.first..self.first + self.items.len()
     }
 

@@ -100,10 +100,10 @@ impl DeviceKv {
     }
 
     /// The layers that the device computes.
-    pub fn layers(&self) -> Range<usize> {
+    pub fn layer_range(&self) -> Range<usize> {
         match &self.layers {
-            Layers::Device(layers) => layers.layers(),
-            Layers::Host(layers) => layers.layers(),
+            Layers::Device(layers) => layers.layer_range(),
+            Layers::Host(layers) => layers.layer_range(),
         }
     }
 
@@ -131,8 +131,8 @@ impl DeviceKv {
     /// Copies the rows of the first `len` slots to a new object with another number of slots, or other rings. A ring
     /// that changes its size must not have wrapped around yet.
     pub fn copy_resized(&self, device: &Device, (slots, ring): (usize, Ring), len: usize) -> Result<Self> {
-        let mut grown = Self::new(device, self.types, (slots, ring, self.layers()), self.location)?;
-        for layer in self.layers().filter(|&layer| has_cache(layer)) {
+        let mut grown = Self::new(device, self.types, (slots, ring, self.layer_range()), self.location)?;
+        for layer in self.layer_range().filter(|&layer| has_cache(layer)) {
             let (here, there) = (self.rows_per_head(layer), grown.rows_per_head(layer));
             let len = if is_sliding(layer) { here.min(there) } else { len };
             for (plane, row) in row_bytes(self.types).into_iter().enumerate() {
@@ -242,7 +242,7 @@ impl DeviceKv {
             let rows = self.layer(layer).expect("the device has the rows that it shares");
             Ok((map(&rows.k)?, map(&rows.v)?))
         };
-        ByLayer::try_new(self.layers(), layer)
+        ByLayer::try_new(self.layer_range(), layer)
     }
 }
 

@@ -168,7 +168,7 @@ impl Binder<'_> {
         for (_, step) in recurrent.into_iter().filter(|(has, _)| *has) {
             self.kernels.require_kernel(KernelName::Recurrent(step))?;
         }
-        let layers = m.layers.layers();
+        let layers = m.layers.layer_range();
         for view in layers.clone().filter(|&layer| !is_recurrent(layer)).map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
                 self.kernels.require_kernel(KernelName::AttendOne(view))?;
@@ -225,7 +225,7 @@ impl Binder<'_> {
                 ..launch
             })
         };
-        let attend = ByLayer::try_new(m.layers.layers(), layer)?;
+        let attend = ByLayer::try_new(m.layers.layer_range(), layer)?;
         let merge = self.bind_launch(KernelName::MergeBatch, &[&s.partials, &s.ml, &s.att])?;
         Ok(BatchedAttention::new(attend, merge, s.none.clone(), s.at_once))
     }

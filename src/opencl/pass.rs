@@ -54,7 +54,7 @@ impl Pass<'_> {
             return Ok(()); // fused: all that follows
         }
         self.embed_for_layers()?; // embeddings that each layer has of a token
-        let layers = self.model.layers();
+        let layers = self.model.layer_range();
         if layers.start > 0 {
             self.scratch.write_residuals(runs)?; // from the stage before
         }
@@ -402,7 +402,7 @@ impl Pass<'_> {
 
     /// Lets the device start on the first layer while the rest is queued.
     fn begin_device(&self, layer: usize) -> Result<()> {
-        if layer == self.model.layers().start { self.device().flush_if_gpu() } else { Ok(()) }
+        if layer == self.model.layer_range().start { self.device().flush_if_gpu() } else { Ok(()) }
     }
 
     /// Computes the requested logits.

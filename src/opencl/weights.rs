@@ -194,8 +194,8 @@ impl Model {
     }
 
     /// The layers that it computes.
-    pub fn layers(&self) -> Range<usize> {
-        self.matrices.layers.layers()
+    pub fn layer_range(&self) -> Range<usize> {
+        self.matrices.layers.layer_range()
     }
 }
 

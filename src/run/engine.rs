@@ -110,8 +110,7 @@ impl Engine {
         // Unmaps the files whose tensors were converted.
         drop(model);
         let device = match options.backend {
-            BackendKind::Cpu => None,
-            _ if !options.stages().is_empty() => None,
+            kind if kind == BackendKind::Cpu || options.split.is_some() => None,
             kind => match upload_weights(&options, &mut weights) {
                 Ok(found) => Some(found),
                 Err(e) if kind == BackendKind::Auto => {

@@ -269,7 +269,7 @@ impl EngineOptions {
     }
 
     /// The stages of the split; none without one.
-    pub fn stages(&self) -> &[SplitStage] {
+    pub fn split_stages(&self) -> &[SplitStage] {
         match &self.split {
             Some(Split::Stages(stages)) => stages,
             _ => &[],

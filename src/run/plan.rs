@@ -146,7 +146,7 @@ impl DeviceMemory {
         if options.backend == BackendKind::Cpu {
             return None;
         }
-        if !options.stages().is_empty() {
+        if !options.split_stages().is_empty() {
             return stages::split_memory(options);
         }
         match opencl::facts_of(options.cl_device.as_deref()) {
@@ -256,8 +256,7 @@ impl Plan {
         let put = |what: &str, bytes: u64, kind: MemoryKind| PlanItem { purpose: what.into(), bytes, kind };
         let (batch, chunk) = (o.sequence_count(), self.max_pass_tokens(slots));
         let all_slots = mul(slots as u64, batch as u64);
-        let ring = window_ring(o, chunk);
-        let [of_all, of_local] = self.kv_row_bytes(slots);
+        let (ring, [of_all, of_local]) = (window_ring(o, chunk), self.kv_row_bytes(slots));
         let cpu_scratch = cpu_scratch_bytes(slots, chunk);
         let both = self.device.is_some() && matches!(o.backend, BackendKind::Hybrid | BackendKind::Auto);
         let attended = if o.gpu_attn || both { batch } else { 1 };
@@ -271,15 +270,13 @@ impl Plan {
         // Shared weights are counted once, as the device's.
         let copied = |bytes: u64| if self.is_shared() { 0 } else { bytes };
         // Of a split, each stage has lines of its own.
-        let whole = |bytes: u64| if o.stages().is_empty() { bytes } else { 0 };
-        let mapped = self.host_share(self.weights.mapped);
-        let calibration = self.calibration_bytes();
+        let whole = |bytes: u64| if o.split_stages().is_empty() { bytes } else { 0 };
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
+        let calibration = self.calibration_bytes();
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
-            put("weights", copied(mapped), MemoryKind::Mapped),
+            put("weights", copied(self.host_share()), MemoryKind::Mapped),
             put("weights", whole(self.device.map_or(0, |_| self.weights.device)), MemoryKind::Device),
-            put("weights of other stages", self.weights.mapped - mapped, MemoryKind::Reclaimable),
             put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
             put("experts that a token leaves out", copied(self.weights.unchosen), MemoryKind::Reclaimable),
             put("calibration", calibration, MemoryKind::Own),
@@ -316,7 +313,7 @@ impl Plan {
                 MemoryKind::Own,
             ));
         }
-        items.extend(o.stages().iter().flat_map(|stage| self.stage_items(stage, slots)));
+        items.extend(self.split_items(slots));
         items.into_iter().filter(|i| i.bytes > 0).collect()
     }
 

@@ -198,7 +198,10 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
         antigravity(["generate", "-n", "4", "--temp", "0", "-p", "a\nb\\\\q"]).text()
     );
     for (args, words) in [
-        (&["-ngl", "2"][..], ["-ngl 2", "--backend opencl --gpu-attn"]),
+        (&["-ngl", "x"][..], ["--gpu-layers x", "a number, all or auto"]),
+        (&["-ngl", "2", "--backend", "hybrid"], ["--gpu-layers", "--backend hybrid"]),
+        (&["--split", "cl:0=1"], ["--split", "layers"]),
+        (&["-ts", "3,1"], ["-ts", "--split"]),
         (&["-fa", "off"], ["-fa", "remove the flag"]),
         (&["-md", "small.gguf"], ["--draft-model small.gguf", "give another antigravity program"]),
         (&["--mlock"], ["--mlock", "antigravity pack"]),

@@ -57,7 +57,7 @@ impl Binder<'_> {
         state: Option<&Buffer>,
     ) -> Result<CacheLaunches> {
         let weights = &self.matrices.layers;
-        let layers = ByLayer::try_new(weights.layers(), |i| {
+        let layers = ByLayer::try_new(weights.layer_range(), |i| {
             let l = &weights[i];
             if let Some(state) = state.filter(|_| is_recurrent(i)) {
                 return self.recurrent_layer(l, state, i);

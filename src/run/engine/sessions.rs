@@ -397,7 +397,7 @@ pub(super) fn upload_stages(o: &EngineOptions, weights: &Arc<Weights>) -> Result
         let matrices = Matrices::copy_layers(&device, weights, (layers.clone(), place))?;
         Ok((layers, Some(Arc::new(opencl::Model::new(device, Arc::clone(weights), matrices)))))
     };
-    o.stages().iter().map(stage).collect()
+    o.split_stages().iter().map(stage).collect()
 }
 
 /// Opens an OpenCL device.

@@ -100,7 +100,7 @@ impl DeviceFactory {
         let mut device = OpenClDevice::new(Arc::clone(model), options)?;
         let passed =
             self.test_kernels(&mut device, o)? == Verdict::Passed && self.mass_matches(&mut device, o)?;
-        let layers = device.layers();
+        let layers = device.layer_range();
         let moves =
             |device| Ok::<_, Error>(!has_eviction(o) || selftest::compaction_matches(device, &layers)?);
         Ok((passed && moves(&mut device)?).then_some(device))
@@ -113,7 +113,7 @@ impl DeviceFactory {
         }
         // Kernels that are only faster must have the same bits.
         let most = if device.must_be_exact() { 0.0 } else { selftest::TOLERANCE };
-        let (layers, mut cpu) = (device.layers(), self.reference_cpu(o, device)?);
+        let (layers, mut cpu) = (device.layer_range(), self.reference_cpu(o, device)?);
         let passed = selftest::max_output_distance(device, &mut cpu, &layers)? <= most;
         let verdict = if passed { Verdict::Passed } else { Verdict::Failed };
         device.set_verdict(verdict);
@@ -125,7 +125,7 @@ impl DeviceFactory {
         if !o.eviction.policy.observes_attention() {
             return Ok(true);
         }
-        let (layers, mut cpu) = (device.layers(), self.reference_cpu(o, device)?);
+        let (layers, mut cpu) = (device.layer_range(), self.reference_cpu(o, device)?);
         Ok(selftest::max_mass_distance(device, &mut cpu, &layers)? <= selftest::TOLERANCE)
     }
 
@@ -133,7 +133,7 @@ impl DeviceFactory {
     fn reference_cpu(&self, o: &EngineOptions, device: &OpenClDevice) -> Result<CpuDevice> {
         let slots = o.max_seq_len.min(selftest::SLOTS);
         let options = CpuOptions { slots, max_tokens: slots, ..self.cpu_options(o) };
-        Ok(CpuDevice::new(Arc::clone(&self.weights), options)?.with_layers(device.layers()))
+        Ok(CpuDevice::new(Arc::clone(&self.weights), options)?.with_layers(device.layer_range()))
     }
 
     fn cpu_options(&self, o: &EngineOptions) -> CpuOptions {

@@ -117,7 +117,7 @@ impl Plan {
 
     /// Checks a device's own memory.
     fn check_device(&self, context: ContextName) -> Result<()> {
-        if !self.options.stages().is_empty() {
+        if !self.options.split_stages().is_empty() {
             return Ok(()); // each has its own limit
         }
         let (Some(DeviceMemory::Own(have)), need) = (self.device, self.device_bytes()) else { return Ok(()) };

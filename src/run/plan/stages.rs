@@ -18,7 +18,7 @@ fn facts_of(o: &EngineOptions, stage: &SplitStage) -> Option<&'static DeviceInfo
 
 /// The memory of a split's OpenCL devices: the machine's, if one of them has none of its own.
 pub(super) fn split_memory(o: &EngineOptions) -> Option<DeviceMemory> {
-    let mut stages = o.stages().iter().filter(|stage| stage.device != StageDevice::Cpu).peekable();
+    let mut stages = o.split_stages().iter().filter(|stage| stage.device != StageDevice::Cpu).peekable();
     stages.peek()?;
     let own =
         |stage| facts_of(o, stage).filter(|facts| !facts.unified_memory).map(|facts| facts.global_memory);
@@ -28,8 +28,8 @@ pub(super) fn split_memory(o: &EngineOptions) -> Option<DeviceMemory> {
 
 impl Plan {
     /// The part of the mapped weights that the CPU reads: all, or the layers of its stages.
-    pub(super) fn host_share(&self, mapped: u64) -> u64 {
-        let stages = self.options.stages();
+    pub(super) fn host_share(&self) -> u64 {
+        let (mapped, stages) = (self.weights.mapped, self.options.split_stages());
         if stages.is_empty() {
             return mapped;
         }
@@ -39,8 +39,17 @@ impl Plan {
         u64::try_from(u128::from(mapped) * u128::from(share) / all).unwrap_or(mapped).min(mapped)
     }
 
+    /// The lines of all stages; none without a split.
+    pub(super) fn split_items(&self, slots: usize) -> Vec<PlanItem> {
+        let stages = self.options.split_stages().iter();
+        let bytes = self.weights.mapped - self.host_share();
+        let purpose = "weights that other devices have".to_owned();
+        let others = PlanItem { purpose, bytes, kind: MemoryKind::Reclaimable };
+        stages.flat_map(|stage| self.stage_items(stage, slots)).chain([others]).collect()
+    }
+
     /// The lines of one stage.
-    pub(super) fn stage_items(&self, stage: &SplitStage, slots: usize) -> Vec<PlanItem> {
+    fn stage_items(&self, stage: &SplitStage, slots: usize) -> Vec<PlanItem> {
         let (o, chunk) = (&self.options, self.max_pass_tokens(slots));
         let [of_all, of_local] = self.kv_row_bytes(slots);
         let [full, sliding] = cache_layers(&stage.layers).map(|n| n as u64);
@@ -70,7 +79,7 @@ impl Plan {
     /// The OpenCL devices with memory of their own, and the bytes that their stages need.
     fn device_needs(&self) -> Vec<(&'static DeviceInfo, u64)> {
         let mut needs: Vec<(&'static DeviceInfo, u64)> = Vec::new();
-        for stage in self.options.stages() {
+        for stage in self.options.split_stages() {
             let Some(facts) = facts_of(&self.options, stage).filter(|facts| !facts.unified_memory) else {
                 continue;
             };
