@@ -154,6 +154,23 @@ float gelu(float x) {
 // Number of matrices side by side at the start of the feed-forward layer.
 #define FFN_MATRICES (1 + GATED)
 
+#ifdef STEP_GATE_UP
+// Result of a row of gate and of the same row of `up`, counted among those of all experts.
+float activate(float gate, float up, const __global float *bias, int row) {
+#if defined(CHOSEN) && EXPERT_BIAS
+    gate += bias[row];
+    up += bias[EXPERTS * ROWS + row];
+    gate = gate > EXPERT_LIMIT ? EXPERT_LIMIT : gate;
+    up = up > EXPERT_LIMIT ? EXPERT_LIMIT : up;
+    return gate * sigmoid(1.702f * gate) * ((up < -EXPERT_LIMIT ? -EXPERT_LIMIT : up) + 1.0f);
+#elif GATED
+    return ACTIVATION(gate) * up;
+#else
+    return ACTIVATION(gate + bias[row]);
+#endif
+}
+#endif
+
 // Norm of queries and keys (QK_NORM): of each head before or after RoPE; of all heads together, in qk_norm.cl.
 #define NORM_HEADS 1
 #define NORM_AFTER_ROPE 2

@@ -327,23 +327,6 @@ void product(const __global uint4 *rows, const __global uchar *scales, const ACT
 #endif
 #define TILES_OF(groups) (((groups) + TILE_GROUPS - 1) / TILE_GROUPS)
 
-#ifdef STEP_GATE_UP
-// Result of a row of gate and of the same row of `up`, counted among those of all experts.
-float activate(float gate, float up, const __global float *bias, int row) {
-#if defined(CHOSEN) && EXPERT_BIAS
-    gate += bias[row];
-    up += bias[EXPERTS * ROWS + row];
-    gate = gate > EXPERT_LIMIT ? EXPERT_LIMIT : gate;
-    up = up > EXPERT_LIMIT ? EXPERT_LIMIT : up;
-    return gate * sigmoid(1.702f * gate) * ((up < -EXPERT_LIMIT ? -EXPERT_LIMIT : up) + 1.0f);
-#elif GATED
-    return ACTIVATION(gate) * up;
-#else
-    return ACTIVATION(gate + bias[row]);
-#endif
-}
-#endif
-
 // chunk: first output group in this buffer, number of groups in it; if chunks of attention are merged, also their
 // number of slots.
 #ifdef INPUT_MERGE

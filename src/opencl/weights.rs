@@ -374,10 +374,10 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
     })
 }
 
-/// Bytes of [`calibration`] for these types; 0 if there is neither a calibration nor sinks.
+/// Bytes of [`calibration`] for these types, without the sinks, which count as weights; 0 if there is none.
 pub fn calibration_bytes(types: KvTypes) -> usize {
     match (types.k.is_rotated(), ATTENTION_SINKS) {
-        (_, true) => Calibration::BYTES + 4 * LAYERS * (HEADS + KV_DIM),
+        (_, true) => Calibration::BYTES + 4 * LAYERS * KV_DIM,
         (true, false) => Calibration::BYTES,
         (false, false) => 0,
     }

@@ -11,7 +11,7 @@ use numeric::simd::{Isa, ops};
 
 const EXPERTS: &str = include_str!("../../../kernels/experts.cl");
 
-/// How scores become weights, and the options that say so.
+/// Switches of a router.
 struct Routing {
     softmax: bool,
     renormalised: bool,
