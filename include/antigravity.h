@@ -7,8 +7,8 @@
  *
  * Functions return a status: ANTIGRAVITY_OK or an error, whose message antigravity_last_error returns.
  *
- * Handles are checked: NULL, a freed or a foreign one is an error. An engine can be used by any number of threads at the
- * same time, and freed in any order with its sessions. A session can move between threads, but only one call at a time
+ * Handles are checked: NULL, a freed or a foreign one is an error. An engine can be used by any number of threads at
+ * the same time, and freed in any order with its sessions. A session can move between threads, but only one call at a time
  * may use it: a second one is an error. Only antigravity_cancel and antigravity_session_free may be called meanwhile.
  * Threads need 2 MiB of stack. The library must not be unloaded. After fork, a child must not use it.
  */
@@ -80,10 +80,10 @@ int32_t antigravity_plan(
     size_t options_length,
     antigravity_memory *memory);
 
-/* Loads a model: a directory, a .gguf file, a packed file or a bundle. NULL is the model inside the file of this library,
- * or of the program it is linked into, where `antigravity bundle --program` put it. The options are a JSON object with
- * the flags of `antigravity generate` about model, device and cache, such as {"max_seq_len": 4096, "backend": "auto"},
- * and `chat_template`; NULL takes the defaults. */
+/* Loads a model: a directory, a .gguf file, a packed file or a bundle. NULL is the model inside the file of this
+ * library, or of the program it is linked into, where `antigravity bundle --program` put it. The options are a JSON
+ * object with the flags of `antigravity generate` about model, device and cache, such as {"max_seq_len": 4096,
+ * "backend": "auto"}, and `chat_template`; NULL takes the defaults. */
 int32_t antigravity_load(
     const char *model,
     size_t model_length,
@@ -91,8 +91,8 @@ int32_t antigravity_load(
     size_t options_length,
     antigravity_engine **engine);
 
-/* Loads a model from a part of an open file, such as an asset that is stored uncompressed in an Android package: a GGUF
- * file, or a file that `antigravity bundle --no-program` wrote. A length of 0 means to the end of the file. The
+/* Loads a model from a part of an open file, such as an asset that is stored uncompressed in an Android package: a
+ * GGUF file, or a file that `antigravity bundle --no-program` wrote. A length of 0 means to the end of the file. The
  * descriptor may be closed afterwards. */
 int32_t antigravity_load_fd(
     int32_t fd,
@@ -126,10 +126,10 @@ int32_t antigravity_detokenize(
     size_t capacity,
     size_t *count);
 
-/* Computes one vector of length 1 for each text of a JSON array of strings. The options are a JSON object with `pooling`
- * (mean, cls or last; the default is what the model's files say) and `dimensions`; NULL takes the defaults. `buffer`
- * receives the vectors one after another: give it room for `hidden_size` values a text. `count` receives the number of
- * values. */
+/* Computes one vector of length 1 for each text of a JSON array of strings. The options are a JSON object with
+ * `pooling` (mean, cls or last; the default is what the model's files say) and `dimensions`; NULL takes the defaults.
+ * `buffer` receives the vectors one after another: give it room for `hidden_size` values a text. `count` receives the
+ * number of values. */
 int32_t antigravity_embed(
     antigravity_engine *engine,
     const char *texts,
@@ -208,8 +208,8 @@ int32_t antigravity_session_load(antigravity_session *session, const char *path,
 /* Cuts a session back to its first tokens; 0 empties it. */
 int32_t antigravity_session_rewind(antigravity_session *session, size_t tokens);
 
-/* The tokens that a session holds. `count` receives their number, even if `buffer` is too small, which is an error. The
- * last token of a text that can be continued is computed, and counted, when it is continued. */
+/* The tokens that a session holds. `count` receives their number, even if `buffer` is too small, which is an error.
+ * The last token of a text that can be continued is computed, and counted, when it is continued. */
 int32_t antigravity_session_tokens(antigravity_session *session, uint32_t *buffer, size_t capacity, size_t *count);
 
 /* Completes a prompt. It is the whole text: what the session holds of it already is not computed again. NULL continues
@@ -227,10 +227,10 @@ int32_t antigravity_generate(
     antigravity_result *result);
 
 /* Answers a conversation: a JSON array of messages like {"role": "user", "content": "Hi"}, from first to last. Roles
- * are system, user, assistant and tool; an assistant's message may have `tool_calls` with `id`, `name` and `arguments`,
- * and a tool's message has `tool_call_id`. What the session holds of the conversation is not computed again. Options
- * are those of antigravity_generate, and `tools` and `chat_template_kwargs` as in the API of OpenAI; the defaults of
- * sampling are the model's own, and an answer is not cut off. `callback` and `result` may be NULL. */
+ * are system, user, assistant and tool; an assistant's message may have `tool_calls` with `id`, `name` and
+ * `arguments`, and a tool's message has `tool_call_id`. What the session holds of the conversation is not computed
+ * again. Options are those of antigravity_generate, and `tools` and `chat_template_kwargs` as in the API of OpenAI;
+ * the defaults of sampling are the model's own, and an answer is not cut off. `callback` and `result` may be NULL. */
 int32_t antigravity_chat(
     antigravity_session *session,
     const char *messages,

@@ -102,7 +102,6 @@ for name, status, words, call in [
     ("embeddings without a pooling", 2, "--pooling", lambda: model.embed(["a"])),
     ("an unknown pooling", 2, "max", lambda: model.embed(["a"], pooling="max")),
     ("too many dimensions", 2, "--dimensions 257", lambda: model.embed(["a"], pooling="cls", dimensions=257)),
-    ("an empty text", 2, "text 1 is empty", lambda: model.embed(["a", ""], pooling="cls")),
     ("a text that is too long", 2, "--max-seq-len", lambda: model.embed(["a dog " * 600], pooling="cls")),
     ("an unknown token", 2, "not a token", lambda: model.detokenize([1 << 31])),
     ("a broken conversation", 2, "robot", lambda: list(model.chat([{"role": "robot", "content": ""}]))),

@@ -53,10 +53,7 @@ fn release_library(model: &Path, target: &str, ndk: NdkUse) -> Result<PathBuf> {
     let mut cargo = make_reproducible(cargo, &command::root(), &target_dir())?;
     if !is_static(target) {
         // Threads and signal handlers of the library outlive an unloading.
-        toolchain::add_flags(
-            &mut cargo,
-            &["-Clink-arg=-Wl,-z,nodelete".into(), "-Clink-arg=-Wl,-soname,libantigravity.so".into()],
-        );
+        toolchain::add_flags(&mut cargo, &["-Clink-arg=-z".into(), "-Clink-arg=nodelete".into()]);
     }
     build_for(cargo, target, (ndk, Product::Library))?;
     let dir = target_dir().join(target).join(LIBRARY_PROFILE);
