@@ -38,7 +38,7 @@ pub const STEP: Step = match (has_experts(0), is_recurrent(0), HAS_LOCAL_HEADS &
 };
 /// Layers that have the step used for timing.
 fn timed_layers(matrices: &Matrices) -> impl Iterator<Item = &LayerWeights> {
-    let layers = matrices.layers.layers().zip(matrices.layers.values());
+    let layers = matrices.layers.layer_range().zip(matrices.layers.values());
     layers.filter(|(i, _)| Step::of_layer(*i).contains(&STEP)).map(|(_, l)| l)
 }
 

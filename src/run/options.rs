@@ -278,7 +278,7 @@ impl EngineOptions {
 
     /// True if an OpenCL device must compute all layers, or some.
     pub fn requires_device(&self) -> bool {
-        let (stages, backend) = (self.stages(), self.backend);
+        let (stages, backend) = (self.split_stages(), self.backend);
         let all_on_cpu = !stages.is_empty() && stages.iter().all(|stage| stage.device == StageDevice::Cpu);
         matches!(backend, BackendKind::OpenCl | BackendKind::Hybrid) && !all_on_cpu
     }
