@@ -233,15 +233,17 @@ impl Matrices {
     ) -> files::Result<Self> {
         let mut to = Uploader::new(device, weights, (&layers, place))?;
         let to = &mut to;
-        let head = Upload::of(&weights.head);
+        let (is_last, head) = (layers.end == LAYERS, Upload::of(&weights.head));
+        // In the order of `upload_sizes`.
         let copied = Self {
-            head: match layers.end {
-                LAYERS => upload_step(to, Step::Head, &[head])?,
-                _ => StepWeights { reads: head.storage.activation_form(), chunks: Vec::new() },
-            },
             layers: ByLayer::try_new(layers, |i| upload_layer(to, &weights.layers[i], i))?,
             per_layer: upload_per_layer(to, weights.per_layer.as_ref())?,
             norm: upload_floats(to, &weights.norm)?,
+            head: if is_last {
+                upload_step(to, Step::Head, &[head])?
+            } else {
+                StepWeights { reads: head.storage.activation_form(), chunks: Vec::new() }
+            },
         };
         device.finish()?;
         Ok(copied)
