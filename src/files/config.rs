@@ -280,6 +280,7 @@ impl ModelConfig {
 
     /// Finds the first field in which `found` differs from `self`: its name, the value here, the value there.
     pub fn find_difference(&self, found: &Self) -> Option<(&'static str, String, String)> {
+        let local_theta = |m: &Self| (m.sliding_window > 0).then_some(m.rope.local_theta as f32);
         let fields = |m: &Self| {
             [
                 ("model_type", m.arch.compatible_name().into()),
@@ -320,14 +321,7 @@ impl ModelConfig {
                     "llama_4_scaling_beta",
                     format!("{:?}", m.query_growth.map(|g| (g.beta as f32, g.original_context))),
                 ),
-                (
-                    "rope_local_base_freq",
-                    if m.sliding_window > 0 {
-                        format!("{:?}", m.rope.local_theta as f32)
-                    } else {
-                        String::new()
-                    },
-                ),
+                ("rope_local_base_freq", format!("{:?}", local_theta(m))),
                 ("embedding_multiplier", format!("{:?}", m.scales.embedding as f32)),
                 ("attention_multiplier", format!("{:?}", m.scales.attention as f32)),
                 ("residual_multiplier", format!("{:?}", m.scales.residual as f32)),

@@ -120,7 +120,7 @@ impl CpuDevice {
         let mut seqs = std::mem::take(sequences).into_empty();
         seqs.borrow_rows(runs)?;
         if layers.start > 0 {
-            s.read_residual(&mut seqs); // from the stage before
+            seqs.read_residual(&mut s.x); // from the stage before
         }
         if steps.is_traced() {
             seqs.force_last_token(); // its residual is digested after every layer
@@ -197,12 +197,7 @@ impl CpuDevice {
             s.norm_tokens(&layer.ffn_norm, pool, isa, n); // RMS norm before the feed-forward layer
             steps.end_step("norm", index);
             if let Some(inputs) = inputs {
-                if is_recurrent(index) {
-                    inputs.add(index, InputOf::RECURRENT_OUT, &s.mixed, (MIXED, 0..n));
-                }
-                if LAYER_KINDS[index].is_attention() {
-                    inputs.add(index, InputOf::MixerOut, &s.att_in, (HEADS * head_dim(index), 0..n));
-                }
+                inputs.add_mixer_outputs(index, s, n);
             }
             s.gate_up(layer, pool, isa, n); // silu(gate) * up, of the experts that a router chooses if there are several
             steps.end_step("gate_up", index);
@@ -212,18 +207,14 @@ impl CpuDevice {
             s.project_down(layer, pool, isa, n); // back to the residual's width, and added to it
             steps.end_step("down", index);
             if let Some(inputs) = inputs {
-                if has_experts(index) {
-                    inputs.add(index, InputOf::FfnDown, &s.experts.ffn, (EXPERTS.dim, s.experts.used_rows()));
-                } else if has_ffn(index) {
-                    inputs.add(index, InputOf::FfnDown, &s.ffn, (ffn_dim(index), 0..n));
-                }
+                inputs.add_gated_ups(index, s, n);
             }
             s.add_per_layer(layer, index, pool, isa, n); // the layer's own embedding of the token
             steps.record_residual(last, index, &s.x[(n - 1) * DIM..][..DIM]);
             pool.check_cancelled()?;
         }
         if layers.end < LAYERS {
-            s.write_residual(&mut seqs); // for the next stage
+            seqs.write_residual(&s.x); // for the next stage
             *sequences = seqs.into_empty();
             return Ok(());
         }

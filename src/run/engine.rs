@@ -26,7 +26,7 @@ use text::chat::{Message, PromptEnding, RenderContext, Template, TemplateKwargs,
 use text::sampler::SamplerOptions;
 use text::tokenizer::{AddSpecial, SpecialText, Tokenizer};
 
-use sessions::{upload_stages, upload_weights, use_cpu_instead};
+use sessions::{upload_stages, upload_weights};
 
 /// A loaded model. Sequences that it made stay usable after it is dropped.
 ///
@@ -109,17 +109,7 @@ impl Engine {
         let both_fit = can_compile_meanwhile(&model, &options);
         // Unmaps the files whose tensors were converted.
         drop(model);
-        let device = match options.backend {
-            kind if kind == BackendKind::Cpu || options.split.is_some() => None,
-            kind => match upload_weights(&options, &mut weights) {
-                Ok(found) => Some(found),
-                Err(e) if kind == BackendKind::Auto => {
-                    use_cpu_instead(&options, e)?;
-                    None
-                }
-                Err(e) => return Err(e),
-            },
-        };
+        let device = upload_weights(&options, &mut weights)?;
         let weights = Arc::new(weights);
         let stages = upload_stages(&options, &weights)?;
         let whole = device

@@ -307,11 +307,8 @@ impl Plan {
             let calibration = opencl::calibration_bytes(o.kv_types) as u64;
             items.push(put("calibration", whole(calibration), MemoryKind::Device));
             items.push(put("list of slots for evictions", eviction_list_bytes(o, slots), of_attention));
-            items.push(put(
-                "host side of the device",
-                self.host_side_bytes(slots, chunk, both),
-                MemoryKind::Own,
-            ));
+            let host_side = self.host_side_bytes(slots, chunk, both);
+            items.push(put("host side of the device", host_side, MemoryKind::Own));
         }
         items.extend(self.split_items(slots));
         items.into_iter().filter(|i| i.bytes > 0).collect()

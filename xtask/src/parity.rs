@@ -429,7 +429,7 @@ mod tests {
         // Those with a checkpoint, and those whose GGUF file says something else than that or has none.
         assert_eq!(
             (names.iter().filter(|n| n.is_dir()).count(), names.iter().filter(|n| n.is_file()).count()),
-            (41, 10)
+            (42, 10)
         );
         assert!(gguf::files().unwrap().iter().all(|file| file.path.is_file()));
     }

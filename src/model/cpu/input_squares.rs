@@ -1,6 +1,7 @@
 //! Mean squares of the inputs of matrices, by which quantised types weigh the errors of their columns.
 
 use super::acts::Activations;
+use super::steps::Scratch;
 use super::{CpuDevice, CpuOptions};
 use crate::device::{Device, Logits, Run};
 use crate::dims::*;
@@ -30,11 +31,6 @@ pub(super) enum InputOf {
     Ffn,
     /// Down.
     FfnDown,
-}
-
-impl InputOf {
-    /// The output projection of the layers with a recurrent state.
-    pub(super) const RECURRENT_OUT: Self = if HAS_MAMBA { Self::MambaOut } else { Self::MixerOut };
 }
 
 /// Sums of squares over the tokens of a text: of the inputs of each layer, `[layer][input]`, then of the output head.
@@ -88,6 +84,26 @@ impl InputSquares {
             blocks.iter().flat_map(|block| block.q.map(|q| f32::from(q) * block.d)).collect()
         };
         add_rows(&mut self.0[layer * Self::PER_LAYER + of as usize], width, rows.map(row));
+    }
+
+    /// Adds the inputs of a layer's projections of what its mixers computed.
+    pub(super) fn add_mixer_outputs(&mut self, layer: usize, s: &Scratch, n: usize) {
+        if is_recurrent(layer) {
+            let of = if HAS_MAMBA { InputOf::MambaOut } else { InputOf::MixerOut };
+            self.add(layer, of, &s.mixed, (MIXED, 0..n));
+        }
+        if LAYER_KINDS[layer].is_attention() {
+            self.add(layer, InputOf::MixerOut, &s.att_in, (HEADS * head_dim(layer), 0..n));
+        }
+    }
+
+    /// Adds the inputs of a layer's down projection.
+    pub(super) fn add_gated_ups(&mut self, layer: usize, s: &Scratch, n: usize) {
+        if has_experts(layer) {
+            self.add(layer, InputOf::FfnDown, &s.experts.ffn, (EXPERTS.dim, s.experts.used_rows()));
+        } else if has_ffn(layer) {
+            self.add(layer, InputOf::FfnDown, &s.ffn, (ffn_dim(layer), 0..n));
+        }
     }
 
     /// Importance of the columns of the engine's tensor `name`, 1 in the mean and none of them 0; empty for tensors

@@ -107,6 +107,20 @@ impl<'a> PassRuns<'a> {
         self.0.iter_mut().map(|s| s.get_mut().expect("invariant: no job panics"))
     }
 
+    /// Replaces the residual of all tokens, `[token][DIM]`, by that of the layers before this device's.
+    pub fn read_residual(&mut self, x: &mut [f32]) {
+        for run in self.iter_mut() {
+            x[run.span.first * DIM..][..run.residual.len()].copy_from_slice(run.residual);
+        }
+    }
+
+    /// Hands the residual of all tokens on to the layers behind this device's.
+    pub fn write_residual(&mut self, x: &[f32]) {
+        for run in self.iter_mut() {
+            run.residual.copy_from_slice(&x[run.span.first * DIM..][..run.span.tokens * DIM]);
+        }
+    }
+
     /// Number of tokens that go through all of the last layer.
     pub fn tokens_in_last_layer(&mut self) -> usize {
         self.iter_mut().map(|seq| seq.span.kept).sum()

@@ -376,20 +376,6 @@ impl Scratch {
         });
     }
 
-    /// Replaces the residual of all tokens by that of the layers before this device's.
-    pub(super) fn read_residual(&mut self, seqs: &mut PassRuns<'_>) {
-        for run in seqs.iter_mut() {
-            self.x[run.span.first * DIM..][..run.residual.len()].copy_from_slice(run.residual);
-        }
-    }
-
-    /// Writes the residual of all tokens for the layers behind this device's.
-    pub(super) fn write_residual(&self, seqs: &mut PassRuns<'_>) {
-        for run in seqs.iter_mut() {
-            run.residual.copy_from_slice(&self.x[run.span.first * DIM..][..run.span.tokens * DIM]);
-        }
-    }
-
     /// Writes the normed residual of the tokens whose final states are wanted.
     pub(super) fn write_hidden(&self, norm: &[f32], seqs: &mut PassRuns<'_>, isa: Isa) {
         for run in seqs.iter_mut() {

@@ -415,11 +415,21 @@ fn open_device(options: &EngineOptions, select: Option<&String>) -> Result<openc
     Ok(device)
 }
 
-/// Opens the OpenCL device and uploads the weights.
+/// Opens the OpenCL device and uploads the weights, if these options have one device compute all layers.
 pub(super) fn upload_weights(
     options: &EngineOptions,
     weights: &mut Weights,
-) -> Result<(opencl::Device, Matrices)> {
+) -> Result<Option<(opencl::Device, Matrices)>> {
+    if options.backend == BackendKind::Cpu || options.split.is_some() {
+        return Ok(None);
+    }
+    match upload_all_layers(options, weights) {
+        Err(e) if options.backend == BackendKind::Auto => use_cpu_instead(options, e).map(|()| None),
+        uploaded => uploaded.map(Some),
+    }
+}
+
+fn upload_all_layers(options: &EngineOptions, weights: &mut Weights) -> Result<(opencl::Device, Matrices)> {
     let device = open_device(options, options.cl_device.as_ref())?;
     let shared = options.zero_copy && device.info().unified_memory;
     if options.zero_copy && !shared {
