@@ -11,15 +11,19 @@ use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Pythons that the package is for; each is tested if it is on this machine.
-const PYTHONS: [&str; 2] = ["python3.9", "python3"];
+/// The oldest Python that the package is for, which distributions no longer have.
+const OLDEST: &str = "python3.9";
 
 pub fn run() -> Outcome {
     let built = build_everything()?;
     let wheel = wheel::pack_wheel(&built.model, &built.dir.join(SHARED), &host_triple(), &built.dir)?;
     let reference = command::root().join("tests/fixtures/embeddings/story.json");
     let mut tally = Tally::default();
-    for name in PYTHONS {
+    for name in [OLDEST, "python3"] {
+        if name == OLDEST && !is_installed(name) {
+            eprintln!("******** NOT TRIED: the Python package with {name}, which is missing");
+            continue;
+        }
         let python = match install(name, &wheel, &built.dir.join(format!("venv-{name}"))) {
             Ok(python) => python,
             Err(e) => {
@@ -37,9 +41,13 @@ pub fn run() -> Outcome {
     Ok(tally)
 }
 
+fn is_installed(python: &str) -> bool {
+    command::stdout(Command::new(python).arg("--version")).is_ok()
+}
+
 /// Installs a wheel into a new environment in `dir`, without a network.
 fn install(python: &str, wheel: &Path, dir: &Path) -> Result<PathBuf> {
-    if command::stdout(Command::new(python).arg("--version")).is_err() {
+    if !is_installed(python) {
         return Err(Error::Failed(format!("{python} is missing")));
     }
     command::run(Command::new(python).args(["-m", "venv", "--clear"]).arg(dir))?;
