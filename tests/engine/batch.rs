@@ -101,7 +101,8 @@ fn five_hundred_texts_are_each_as_alone() {
     const WORDS: [&str; 7] = ["Once", " upon", " a", " time", " Lily", " saw", " 17"];
     let items: Vec<BatchItem> = (0..500usize)
         .map(|i| {
-            let prompt: String = (0..=i % 9).map(|n| WORDS[(i / 9 + n * (i % 5 + 1)) % WORDS.len()]).collect();
+            let prompt: String =
+                (0..=i % 9).map(|n| WORDS[(i / 9 + n * (i % 5 + 1)) % WORDS.len()]).collect();
             let drawn = SamplerOptions { seed: i as u64, temperature: 1.5, top_k: 0, ..Default::default() };
             let mut item = item(&prompt, i % 7, if i % 3 == 0 { greedy() } else { drawn });
             item.options.ignore_eos = true;
