@@ -17,11 +17,12 @@ mod targets;
 mod templates;
 mod wheel;
 
-use crate::error::{Error, Result};
-use crate::{build, command, parity, quality, tidy};
+use crate::error::{AtPath, Error, Result};
+use crate::{build, command, json, parity, quality, tidy};
 use cargo_test::{CargoTest, run_beside};
 use clap::Args;
 use report::{Report, Tally};
+use std::fs;
 use std::time::Instant;
 
 #[derive(Args)]
@@ -237,7 +238,10 @@ fn with_pointer_checks() -> Outcome {
 
 /// Checks that the build refuses a model of an unsupported architecture.
 fn another_architecture() -> Outcome {
-    let mut build = build::unoptimised_command(&build::model_dir("m35-nemotronh-bf16")?);
+    let dir = build::target_dir().join("unsupported");
+    fs::create_dir_all(&dir).at(&dir)?;
+    json::write(&dir.join("config.json"), &serde_json::json!({ "model_type": "rwkv", "hidden_size": 64 }))?;
+    let mut build = build::unoptimised_command(&dir);
     eprintln!("$ {}", command::show(&build));
     let out = command::output(&mut build)?;
     let stderr = String::from_utf8_lossy(&out.stderr);
