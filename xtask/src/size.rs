@@ -12,7 +12,8 @@
 //! All block formats of GGUF, each with its kernels for five instruction sets on x86-64 and three on Arm, and the one
 //! that is quantised to, added 0.5 MB on x86-64 and 0.23 on Android. Attention over rows of five and six bits, adapters
 //! and quantised checkpoints added 0.3 MB on x86-64, 0.2 on Android and to the smallest build. Splits, embeddings, Gemma
-//! 4's assistant, and the configs and names of Mamba2's families added 0.43 MB on x86-64, 0.19 to the smallest build.
+//! 4's assistant, and the configs and names of Mamba2's families added 0.43 MB on x86-64, 0.24 on Android and 0.19 to the
+//! smallest build.
 
 use crate::error::{AtPath, Error, Result};
 use crate::targets::Features;
@@ -28,7 +29,7 @@ pub struct Budget {
 /// One line per binary that the tests build and measure.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
-    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 8_500_000 },
+    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 8_400_000 },
     Budget { target: "aarch64-linux-android", features: Features::None, bytes: 5_130_000 },
     Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 12_180_000 },
 ];
