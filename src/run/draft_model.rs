@@ -15,8 +15,7 @@ pub use child::DraftSettings;
 
 use crate::dims::VOCAB;
 use child::DraftProcess;
-use draft_length::DraftLengthPolicy;
-pub use draft_length::{DraftWhen, PassTime};
+pub use draft_length::{DraftWhen, PassTime, SharedLengthPolicy};
 use files::error::escape;
 use files::{Error, Result};
 use protocol::{DraftAnswer, DraftRequest, Handshake, VERSION};
@@ -73,7 +72,7 @@ struct DraftState {
     /// Last ids given to sequences and to requests.
     owners: u64,
     requests: u64,
-    length_policy: DraftLengthPolicy,
+    length_policy: SharedLengthPolicy,
 }
 
 /// State of the program.
@@ -127,7 +126,7 @@ impl DraftModel {
             held,
             owners: 0,
             requests: 0,
-            length_policy: DraftLengthPolicy::new(when),
+            length_policy: SharedLengthPolicy::new(when),
         }))))
     }
 
@@ -153,7 +152,7 @@ impl DraftModel {
         let ready = client.is_ready();
         match client.unless_failed(ready) {
             None | Some(false) => 0,
-            Some(true) => client.length_policy.next_length(most.min(protocol::MAX_DRAFT)),
+            Some(true) => client.length_policy.lock().next_length(most.min(protocol::MAX_DRAFT)),
         }
     }
 
@@ -164,15 +163,9 @@ impl DraftModel {
         into.extend(client.unless_failed(answered).unwrap_or_default());
     }
 
-    /// Records the time of a pass without drafts.
-    pub fn record_undrafted(&self, time: PassTime) {
-        self.lock().length_policy.record_undrafted(time);
-    }
-
-    /// Records how many of the program's tokens were accepted, and the time of the pass including the request, if
-    /// known.
-    pub fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        self.lock().length_policy.record_drafted(accepted, drafted, time);
+    /// Policy for the length of its drafts.
+    pub fn length_policy(&self) -> SharedLengthPolicy {
+        self.lock().length_policy.clone()
     }
 }
 
@@ -194,7 +187,7 @@ impl DraftState {
         let request = build_request(&mut self.held, self.requests, question);
         child.send_line(protocol::to_line(&request));
         self.state = ProgramState::Asked(Instant::now());
-        let patience = self.length_policy.max_wait(question.length).min(PATIENCE);
+        let patience = self.length_policy.lock().max_wait(question.length).min(PATIENCE);
         match self.receive_answer(patience)? {
             // Too late: the text continues without it.
             None => Ok(Vec::new()),

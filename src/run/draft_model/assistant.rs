@@ -16,8 +16,7 @@ pub type AssistantDrafter = InProcessDrafter<AssistantDevice>;
 
 /// A sequence's states, from which drafts by the assistant begin.
 pub struct AssistantSequence {
-    /// The shared assistant.
-    pub drafter: AssistantDrafter,
+    drafter: AssistantDrafter,
     last_pass: FinalStates,
     /// State that the next prediction begins from: `[DIM]`
     state: Vec<f32>,
@@ -66,7 +65,7 @@ impl AssistantSequence {
             return false;
         };
         self.state.copy_from_slice(state);
-        let device = &mut self.drafter.lock().device;
+        let mut device = self.drafter.lock();
         for _ in 0..length {
             // Errs only on another device's cache.
             let Ok(token) = device.predict_token(cache, (next, pos), &mut self.state) else { return false };

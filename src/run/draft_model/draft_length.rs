@@ -1,6 +1,7 @@
 //! Policy for the length of a model's drafts, learnt from the acceptance rate and the times of passes with and
 //! without drafts.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Weight of earlier measurements in a moving average.
@@ -61,6 +62,22 @@ pub struct DraftLengthPolicy {
     pause: usize,
     /// Tokens left of the pause.
     left: usize,
+}
+
+/// The policy of a drafter, which the sequences of an engine share.
+#[derive(Clone)]
+pub struct SharedLengthPolicy(Arc<Mutex<DraftLengthPolicy>>);
+
+impl SharedLengthPolicy {
+    /// A policy that has measured nothing.
+    pub fn new(when: DraftWhen) -> Self {
+        Self(Arc::new(Mutex::new(DraftLengthPolicy::new(when))))
+    }
+
+    /// Locks it for a question or a record.
+    pub fn lock(&self) -> MutexGuard<'_, DraftLengthPolicy> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl DraftLengthPolicy {

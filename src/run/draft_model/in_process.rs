@@ -1,50 +1,32 @@
 //! The common part of drafters in this program: the sequences of an engine share them, and they go on from the model's
 //! final states.
 
-use super::draft_length::{DraftLengthPolicy, DraftWhen, PassTime};
+use super::draft_length::{DraftWhen, SharedLengthPolicy};
 use crate::dims::DIM;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A drafter in this program.
-pub struct InProcessDrafter<D>(Arc<Mutex<DrafterState<D>>>);
-
-/// The drafter itself, and how much it drafts.
-pub struct DrafterState<D> {
-    /// Predicts tokens.
-    pub device: D,
-    length_policy: DraftLengthPolicy,
+pub struct InProcessDrafter<D> {
+    device: Arc<Mutex<D>>,
+    /// Policy for the length of its drafts.
+    pub length_policy: SharedLengthPolicy,
 }
 
 impl<D> Clone for InProcessDrafter<D> {
     fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
+        Self { device: Arc::clone(&self.device), length_policy: self.length_policy.clone() }
     }
 }
 
 impl<D> InProcessDrafter<D> {
     /// A drafter that drafts on this condition.
     pub fn with_device(device: D, when: DraftWhen) -> Self {
-        Self(Arc::new(Mutex::new(DrafterState { device, length_policy: DraftLengthPolicy::new(when) })))
+        Self { device: Arc::new(Mutex::new(device)), length_policy: SharedLengthPolicy::new(when) }
     }
 
     /// Locks it for a draft.
-    pub(super) fn lock(&self) -> MutexGuard<'_, DrafterState<D>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Number of tokens to draft now, at most `most`; 0 means none.
-    pub fn draft_length(&self, most: usize) -> usize {
-        self.lock().length_policy.next_length(most)
-    }
-
-    /// Records the time of a pass without drafts.
-    pub fn record_undrafted(&self, time: PassTime) {
-        self.lock().length_policy.record_undrafted(time);
-    }
-
-    /// Records how many drafted tokens were accepted, and the time of the pass including the draft, if known.
-    pub fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        self.lock().length_policy.record_drafted(accepted, drafted, time);
+    pub(super) fn lock(&self) -> MutexGuard<'_, D> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,7 +3,7 @@
 //! own state for the token after that. It runs on the CPU, wherever the model does.
 
 use super::draft_length::DraftWhen;
-use super::in_process::{DrafterState, FinalStates, InProcessDrafter};
+use super::in_process::{FinalStates, InProcessDrafter};
 use crate::dims::{DIM, HEAD_DIM, KV_HEADS, MTP_LAYER};
 use crate::model::cpu::{MTP_SLOTS, MTP_VOCAB, MtpDevice};
 use crate::model::device::{KvCache, Logits, Run};
@@ -34,8 +34,7 @@ pub struct MtpState {
 
 /// One sequence's pairs.
 pub struct MtpSequence {
-    /// The shared block.
-    pub drafter: MtpDrafter,
+    drafter: MtpDrafter,
     cache: Box<dyn KvCache>,
     /// Position of the token that the next pair's state belongs to, if it follows those in the cache.
     next: usize,
@@ -61,7 +60,7 @@ impl MtpDrafter {
     ///
     /// `Memory`.
     pub fn new_sequence(&self) -> Result<MtpSequence> {
-        let cache = self.lock().device.block.new_cache(KvTypes::same(KvType::F16))?;
+        let cache = self.lock().block.new_cache(KvTypes::same(KvType::F16))?;
         let (last_pass, own_state) = (FinalStates::with_room(CONTEXT), vec![0.0; DIM]);
         Ok(MtpSequence { drafter: self.clone(), cache, next: 0, last_pass, own_state })
     }
@@ -89,7 +88,7 @@ impl MtpSequence {
         if !self.append_known_pairs(tokens, next, true) {
             return false;
         }
-        let DrafterState { device: MtpState { block, logits }, .. } = &mut *self.drafter.lock();
+        let MtpState { block, logits } = &mut *self.drafter.lock();
         let known = self.cache.extent().len;
         for i in 0..length {
             block.compute_logits(&self.own_state, logits);
@@ -127,7 +126,7 @@ impl MtpSequence {
         let hidden = if predicts { &mut self.own_state[..] } else { &mut [] };
         let run = Run { hidden, ..Run::new(&mut *self.cache, &pairs, first, Logits::None) };
         let states = self.last_pass.first_rows(pairs.len());
-        let appended = self.drafter.lock().device.block.append_pairs(run, states).is_ok();
+        let appended = self.drafter.lock().block.append_pairs(run, states).is_ok();
         (self.next, self.last_pass.count) = (end, 0);
         appended && predicts
     }

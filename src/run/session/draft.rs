@@ -9,7 +9,7 @@ use crate::dims::VOCAB;
 use crate::model::device::KvCache;
 use crate::run::draft_model::assistant::{AssistantDrafter, AssistantSequence};
 use crate::run::draft_model::mtp::{MtpDrafter, MtpSequence};
-use crate::run::draft_model::{DraftModel, DraftQuery, PassTime};
+use crate::run::draft_model::{DraftModel, DraftQuery, PassTime, SharedLengthPolicy};
 use files::{Error, Result};
 use std::ops::{Add, RangeInclusive};
 use std::sync::Arc;
@@ -102,6 +102,7 @@ enum Source {
 /// One sequence's drafts by a model.
 struct SequenceDraft {
     model: SequenceModel,
+    length_policy: SharedLengthPolicy,
     /// Duration of the last draft.
     request_time: Duration,
 }
@@ -134,8 +135,7 @@ impl SequenceDraft {
         let began = Instant::now();
         let length = match &self.model {
             SequenceModel::Program { program, .. } => program.draft_length(room),
-            SequenceModel::Mtp(sequence) => sequence.drafter.draft_length(room),
-            SequenceModel::Assistant(sequence) => sequence.drafter.draft_length(room),
+            _ => self.length_policy.lock().next_length(room),
         };
         let (Some((&next, before)), 1..) = (tokens.split_last(), length) else { return Source::Nobody };
         match &mut self.model {
@@ -158,29 +158,20 @@ impl SequenceDraft {
         self.request_time = began.elapsed();
         Source::Model
     }
-
-    fn record_undrafted(&self, time: PassTime) {
-        match &self.model {
-            SequenceModel::Program { program, .. } => program.record_undrafted(time),
-            SequenceModel::Mtp(sequence) => sequence.drafter.record_undrafted(time),
-            SequenceModel::Assistant(sequence) => sequence.drafter.record_undrafted(time),
-        }
-    }
-
-    fn record_drafted(&self, accepted: usize, drafted: usize, time: Option<PassTime>) {
-        match &self.model {
-            SequenceModel::Program { program, .. } => program.record_drafted(accepted, drafted, time),
-            SequenceModel::Mtp(sequence) => sequence.drafter.record_drafted(accepted, drafted, time),
-            SequenceModel::Assistant(sequence) => sequence.drafter.record_drafted(accepted, drafted, time),
-        }
-    }
 }
 
 impl Session {
     /// Lets a smaller model draft too. Call it after [`Session::with_drafts`].
     pub fn with_draft_model(mut self, model: &DraftModel) -> Self {
         if let Some(drafter) = &mut self.drafter {
-            drafter.set_model(model);
+            let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
+            let program = SequenceModel::Program {
+                program: model.clone(),
+                owner: model.new_sequence_id(),
+                sampler: Arc::new(greedy),
+                random: None,
+            };
+            drafter.set_model(program, model.length_policy());
         }
         self
     }
@@ -192,7 +183,7 @@ impl Session {
     /// `Memory`.
     pub fn with_mtp(mut self, block: &MtpDrafter) -> Result<Self> {
         if let Some(drafter) = &mut self.drafter {
-            drafter.set_mtp(block.new_sequence()?);
+            drafter.set_model(SequenceModel::Mtp(block.new_sequence()?), block.length_policy.clone());
         }
         Ok(self)
     }
@@ -200,7 +191,8 @@ impl Session {
     /// Lets the model's assistant draft too, if the CPU computes the sequence. Call it after [`Session::with_drafts`].
     pub fn with_assistant(mut self, assistant: &AssistantDrafter) -> Self {
         if let Some(drafter) = &mut self.drafter {
-            drafter.set_assistant(assistant);
+            let sequence = assistant.new_sequence(drafter.max_tokens);
+            drafter.set_model(SequenceModel::Assistant(sequence), assistant.length_policy.clone());
         }
         self
     }
@@ -229,28 +221,9 @@ impl Drafter {
         })
     }
 
-    /// Sets the model's own block that drafts too.
-    pub fn set_mtp(&mut self, sequence: MtpSequence) {
-        self.model =
-            Some(SequenceDraft { model: SequenceModel::Mtp(sequence), request_time: Duration::ZERO });
-    }
-
-    /// Sets the model's assistant that drafts too.
-    pub fn set_assistant(&mut self, assistant: &AssistantDrafter) {
-        let model = SequenceModel::Assistant(assistant.new_sequence(self.max_tokens));
-        self.model = Some(SequenceDraft { model, request_time: Duration::ZERO });
-    }
-
-    /// Sets a smaller model that drafts too.
-    pub fn set_model(&mut self, model: &DraftModel) {
-        let greedy = SamplerOptions { temperature: 0.0, repetition_penalty: 1.0, ..Default::default() };
-        let program = SequenceModel::Program {
-            program: model.clone(),
-            owner: model.new_sequence_id(),
-            sampler: Arc::new(greedy),
-            random: None,
-        };
-        self.model = Some(SequenceDraft { model: program, request_time: Duration::ZERO });
+    /// Sets the model that drafts too.
+    fn set_model(&mut self, model: SequenceModel, length_policy: SharedLengthPolicy) {
+        self.model = Some(SequenceDraft { model, length_policy, request_time: Duration::ZERO });
     }
 
     /// Sets the sampler settings that the draft model uses.
@@ -387,8 +360,10 @@ impl Drafter {
         let time = time.map(|time| PassTime { each: time.each + rebuilt, ..time });
         match (source, time, &self.model) {
             (Source::Text, ..) => self.pace.record_drafted(accepted, drafted),
-            (Source::Model, time, Some(client)) => client.record_drafted(accepted, drafted, time),
-            (Source::Nobody, Some(time), Some(client)) => client.record_undrafted(time),
+            (Source::Model, time, Some(client)) => {
+                client.length_policy.lock().record_drafted(accepted, drafted, time)
+            }
+            (Source::Nobody, Some(time), Some(client)) => client.length_policy.lock().record_undrafted(time),
             _ => {}
         }
     }
