@@ -80,6 +80,13 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Empties a list and keeps its memory for the items of the next pass, which borrow something else.
+pub(crate) fn reuse_memory<A, B>(mut list: Vec<A>) -> Vec<B> {
+    list.clear();
+    // Collects in place, because the items have the same layout: an empty vector with the same memory.
+    list.into_iter().map(|_| unreachable!("it is empty")).collect()
+}
+
 /// A device that several sequences share, in turn or in one pass.
 pub type SharedDevice = Arc<Mutex<dyn Device>>;
 

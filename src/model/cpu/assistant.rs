@@ -2,13 +2,15 @@
 //! its layers attend to the model's own keys and values. It predicts the token that follows, and a state to go on from.
 
 use super::acts::try_vec;
+use super::attention::{copy_head, norm_and_rotate};
+use super::attention_inputs::write_output;
 use super::kv::head_rows;
 use crate::device::KvCache;
 use crate::dims::*;
 use crate::rope::{Frequencies, compute_angles};
 use crate::weights::{Assistant, AssistantLayer, DenseMatrix, HeadCalibration, Weights};
 use files::Result;
-use numeric::kv::{KvTypes, hadamard_transform};
+use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::attend::{CHUNK, FULL_ATTENTION, KvChunk, Partial, attend, merge_partial};
@@ -198,11 +200,9 @@ impl AssistantDevice {
             for chunk in 0..chunks {
                 merge_partial(isa, &mut state, &self.partials[(kv_head * chunks + chunk) * group + of_group]);
             }
-            state.o.iter_mut().for_each(|o| *o /= state.l);
-            if types.v.is_rotated() {
-                hadamard_transform(&mut state.o);
-            }
-            out.copy_from_slice(&state.o[..width]);
+            let mut whole = [0.0; HEAD_DIM];
+            write_output(types, &state, &mut whole);
+            out.copy_from_slice(&whole[..width]);
         }
         multiply_matrix(&w.wo, &self.q[..q_dim], &mut self.out, &self.pool, isa);
         Ok(())
@@ -210,15 +210,12 @@ impl AssistantDevice {
 
     /// Norms, rotates and scales the queries of a layer to match the stored keys.
     fn rotate_queries(&mut self, w: &AssistantLayer, types: KvTypes) {
-        let layer = w.kv_layer;
-        let (width, from, rotated) = (head_dim(layer), first_angle(layer), rope_dim(layer));
-        let (cos, sin) = (&self.cos[from..][..rotated / 2], &self.sin[from..][..rotated / 2]);
+        let (layer, width) = (w.kv_layer, head_dim(w.kv_layer));
         let calibration = self.weights.layer_calibration(layer);
         let group = self.queries.len() / KV_HEADS;
-        for (head, (q, query)) in self.q.chunks_exact(width).zip(&mut self.queries).enumerate() {
-            *query = [0.0; HEAD_DIM];
-            ops::rms_norm(self.isa, q, &w.q_norm, NORM_EPS as f32, &mut query[..width]);
-            ops::apply_rope(self.isa, &mut query[..rotated], cos, sin);
+        for (head, query) in self.queries.iter_mut().enumerate() {
+            *query = copy_head(&self.q, 0, head, width);
+            norm_and_rotate(self.isa, query, (layer, &w.q_norm), [&self.cos, &self.sin]);
             query.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
             if types.k.is_rotated() {
                 HeadCalibration::of_head(calibration, head / group).encode_query(query);

@@ -105,7 +105,7 @@ impl Scratch {
         let width = head_dim(keys.layer);
         let kv_head = kv_head * kv_heads(keys.layer) / KV_HEADS;
         let mut k = copy_head(row, K_AT, kv_head, width);
-        self.norm_and_rotate(isa, &mut k, keys.norm, (keys.layer, t));
+        norm_and_rotate(isa, &mut k, (keys.layer, keys.norm), self.angles_of(t));
         let values_at = if values_are_keys(keys.layer) { K_AT } else { K_AT + KV_PAD };
         let mut v = copy_head(row, values_at, kv_head, width);
         if VALUE_NORM {
@@ -119,29 +119,6 @@ impl Scratch {
         }
         kv_row::encode_row(isa, types.k, &k, &mut ks[place * k_bytes..][..k_bytes]);
         kv_row::encode_row(isa, types.v, &v, &mut vs[place * v_bytes..][..v_bytes]);
-    }
-
-    /// Norms a head of queries or keys of token `t` and rotates it as the layer does (RoPE).
-    #[inline(always)]
-    fn norm_and_rotate(
-        &self,
-        isa: Isa,
-        head: &mut [f32; HEAD_DIM],
-        norm: &[f32],
-        (layer, t): (usize, usize),
-    ) {
-        if QK_NORM == QkNorm::PerHead {
-            *head = norm_head(isa, head, norm);
-        }
-        if ROPE_DIM > 0 {
-            let from = t * ANGLES + first_angle(layer);
-            let width = rope_dim(layer);
-            let (cos, sin) = (&self.cos[from..][..width / 2], &self.sin[from..][..width / 2]);
-            ops::apply_rope(isa, &mut head[..width], cos, sin);
-        }
-        if QK_NORM == QkNorm::AfterRope {
-            *head = norm_head(isa, head, norm);
-        }
     }
 
     /// Computes attention of the new tokens, whose rows are already in their caches, into `att`.
@@ -244,6 +221,11 @@ impl Scratch {
         }
     }
 
+    /// Cosines and sines of token `t`, `[ANGLES]` each.
+    fn angles_of(&self, t: usize) -> [&[f32]; 2] {
+        [&self.cos, &self.sin].map(|angles| &angles[t * ANGLES..][..ANGLES])
+    }
+
     /// Query of token `t` and head `h`, rotated and scaled to match the layer's stored keys.
     fn rotated_query(
         &self,
@@ -254,7 +236,7 @@ impl Scratch {
     ) -> [f32; HEAD_DIM] {
         let mut q = copy_head(&self.qkv[t * QKV..][..QKV], 0, h, head_dim(layer.index));
         let [norm, _] = layer.weights.qk_norms();
-        self.norm_and_rotate(isa, &mut q, norm, (layer.index, t));
+        norm_and_rotate(isa, &mut q, (layer.index, norm), self.angles_of(t));
         q.iter_mut().for_each(|x| *x *= ATTENTION_SCALE as f32);
         if QUERY_GROWTH.is_some() {
             let growth = self.cos[(t + 1) * ANGLES - 1];
@@ -313,10 +295,31 @@ pub fn attention_for_device(threads: usize, isa: Isa, capacity: usize) -> Result
 }
 
 /// Head `index` of the part of a q|k|v row that begins at `start`, of `width` elements; zeros follow them.
-fn copy_head(row: &[f32], start: usize, index: usize, width: usize) -> [f32; HEAD_DIM] {
+pub(super) fn copy_head(row: &[f32], start: usize, index: usize, width: usize) -> [f32; HEAD_DIM] {
     let mut head = [0.0; HEAD_DIM];
     head[..width].copy_from_slice(&row[start + index * width..][..width]);
     head
+}
+
+/// Norms a head of queries or keys by the weights `norm` and rotates it as the layer does (RoPE).
+#[inline(always)]
+pub(super) fn norm_and_rotate(
+    isa: Isa,
+    head: &mut [f32; HEAD_DIM],
+    (layer, norm): (usize, &[f32]),
+    angles: [&[f32]; 2],
+) {
+    if QK_NORM == QkNorm::PerHead {
+        *head = norm_head(isa, head, norm);
+    }
+    if ROPE_DIM > 0 {
+        let width = rope_dim(layer);
+        let [cos, sin] = angles.map(|angles| &angles[first_angle(layer)..][..width / 2]);
+        ops::apply_rope(isa, &mut head[..width], cos, sin);
+    }
+    if QK_NORM == QkNorm::AfterRope {
+        *head = norm_head(isa, head, norm);
+    }
 }
 
 /// Norms as many elements of a head as the norm has weights.

@@ -71,7 +71,7 @@ where
                     of_head[h..].iter().step_by(GROUP).for_each(|p| merge_partial(self.isa, &mut state, p));
                     self.add_sink((0, first + h), &mut state);
                     self.store_softmax(0, first + h, &state);
-                    self.write_output(&state, out);
+                    write_output(self.types, &state, out);
                 }
             });
         } else {
@@ -88,7 +88,7 @@ where
                     let put = |t: usize, h: usize, out: &Partial<HEAD_DIM>| {
                         let cols = at + h * HEAD_DIM..at + (h + 1) * HEAD_DIM;
                         self.store_softmax(tokens.start + t, from + h, out);
-                        self.write_output(out, &mut tile.row_mut(t)[cols]);
+                        write_output(self.types, out, &mut tile.row_mut(t)[cols]);
                     };
                     match n {
                         1 => self.attend_tokens::<TASK_HEADS>(tokens.clone(), from..to, put),
@@ -105,7 +105,7 @@ where
         let (first, end) = (col / HEAD_DIM, (col + att.len()) / HEAD_DIM);
         for from in (first..end).step_by(TASK_HEADS) {
             self.attend_tokens::<TASK_HEADS>(0..1, from..end.min(from + TASK_HEADS), |_, h, state| {
-                self.write_output(state, &mut att[(from - first + h) * HEAD_DIM..][..HEAD_DIM]);
+                write_output(self.types, state, &mut att[(from - first + h) * HEAD_DIM..][..HEAD_DIM]);
             });
         }
     }
@@ -249,12 +249,12 @@ where
             }
         }
     }
+}
 
-    /// Divides by the softmax sum and rotates back, if values are stored rotated.
-    fn write_output(&self, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
-        out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
-        if self.types.v.is_rotated() {
-            hadamard_transform(out);
-        }
+/// Divides by the softmax sum and rotates back, if values are stored rotated.
+pub(super) fn write_output(types: KvTypes, state: &Partial<HEAD_DIM>, out: &mut [f32]) {
+    out.iter_mut().zip(&state.o).for_each(|(out, o)| *out = o / state.l);
+    if types.v.is_rotated() {
+        hadamard_transform(out);
     }
 }

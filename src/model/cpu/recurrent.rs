@@ -1,5 +1,5 @@
-//! Layers with a recurrent state: gated short convolutions and gated delta nets, and what Mamba2 shares with them. Tokens of a run are computed in
-//! ascending order, channels and columns of the state in parallel.
+//! Layers with a recurrent state: gated short convolutions and gated delta nets, and what Mamba2 shares with them. Tokens
+//! of a run are computed in ascending order, channels and columns of the state in parallel.
 
 use super::projections::ProjectionPart;
 use super::runs::{PassRuns, RunSpan};

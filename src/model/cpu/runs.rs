@@ -1,6 +1,6 @@
 //! The runs of a pass, each with its tokens' places in the pass and the cache rows of its sequence.
 
-use crate::device::{Extent, HostRows, Logits, Run};
+use crate::device::{Extent, HostRows, Logits, Run, reuse_memory};
 use crate::dims::{DIM, LAYERS, VOCAB, is_sliding};
 use files::Result;
 use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -81,10 +81,7 @@ impl<'a> PassRuns<'a> {
 
     /// Empties the list and keeps its memory for the runs of the next pass.
     pub fn into_empty<'b>(self) -> PassRuns<'b> {
-        let mut all = self.0;
-        all.clear();
-        // Collects in place: an empty vector with the same memory, whatever its items borrowed.
-        PassRuns(all.into_iter().map(|_| unreachable!("it is empty")).collect())
+        PassRuns(reuse_memory(self.0))
     }
 
     /// Number of runs.

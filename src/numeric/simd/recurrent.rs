@@ -1,5 +1,5 @@
-//! Steps of layers that remember: causal convolutions, gated delta nets and Mamba2. A state is updated token by token, so its
-//! bits do not depend on where a prompt was cut.
+//! Steps of layers that remember: causal convolutions, gated delta nets and Mamba2. A state is updated token by token, so
+//! its bits do not depend on where a prompt was cut.
 
 #![allow(clippy::missing_safety_doc, reason = "the contract is that of Lanes")]
 
