@@ -1,7 +1,9 @@
 //! Layers on several devices: every place of the cut has the bits of one device, with all that a sequence can do.
 
+use crate::support::logits::collect_logit_bits;
 use crate::support::paths;
-use antigravity::dims::{self, KV_HEADS, LAYERS, VOCAB, has_mass};
+use crate::support::random::ids;
+use antigravity::dims::{self, KV_HEADS, LAYERS, has_mass};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
 use antigravity::model::device::{Device, KvRows, Logits, Run};
 use antigravity::model::split::{LAST_CUT, SplitDevice, Stage, stage_ranges};
@@ -37,22 +39,6 @@ fn cuts() -> Vec<usize> {
     cuts
 }
 
-fn ids(n: usize) -> Vec<u32> {
-    (1..=n as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 7) % VOCAB as u32).collect()
-}
-
-/// Bits of the logits after a prompt and after each of some decoded tokens.
-fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<u32> {
-    let (prompt, rest) = ids.split_at(ids.len() - more);
-    let mut all = Vec::new();
-    session.logits_of_all(prompt, |_, row| all.extend(row.iter().map(|x| x.to_bits()))).unwrap();
-    for &id in rest {
-        session.decode(id).unwrap();
-        all.extend(session.logits().iter().map(|x| x.to_bits()));
-    }
-    all
-}
-
 fn items(tokens: usize) -> Vec<BatchItem> {
     let sampler = SamplerOptions { temperature: 0.0, ..Default::default() };
     let options =
@@ -70,11 +56,16 @@ fn texts(engine: &Engine, tokens: usize) -> Vec<String> {
 fn every_cut_has_the_bits_of_one_device() {
     for kv in KvType::ALL {
         let o = EngineOptions { kv_types: KvTypes::same(kv), ..options() };
-        let expected = logits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 6);
+        let expected =
+            collect_logit_bits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 6);
         let all = if kv == KvType::Q4 { (1..=LAST_CUT).collect() } else { cuts() };
         for cut in all {
             let mut session = split_at(cut, &o).session().unwrap();
-            assert!(logits(&mut session, &ids(90), 6) == expected, "{} cache, cut {cut}", kv.name());
+            assert!(
+                collect_logit_bits(&mut session, &ids(90), 6) == expected,
+                "{} cache, cut {cut}",
+                kv.name()
+            );
         }
     }
 }

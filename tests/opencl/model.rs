@@ -3,6 +3,7 @@
 use crate::device::{cache_dir, device, exact, generate, rows, said};
 use crate::faults::shim;
 use crate::support::command::binary;
+use crate::support::logits::collect_logits;
 use crate::support::random::ids;
 use antigravity::dims::VOCAB;
 use antigravity::model::device::{KvRows, Logits, Run, lock_device};
@@ -11,7 +12,7 @@ use antigravity::opencl::selftest::TOLERANCE;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::Plan;
-use antigravity::run::session::{CancelToken, Notice, Session};
+use antigravity::run::session::{CancelToken, Notice};
 use antigravity::{Engine, EngineOptions, dims};
 use numeric::kv::{KvType, KvTypes};
 use std::fs;
@@ -45,18 +46,6 @@ fn on_cpu(options: &EngineOptions) -> Engine {
     Engine::load(options.clone()).unwrap()
 }
 
-/// Logits after each token of `ids`, the last `more` of which are decoded one by one.
-fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<f32> {
-    let (prompt, rest) = ids.split_at(ids.len() - more);
-    let mut all = Vec::new();
-    session.logits_of_all(prompt, |_, row| all.extend_from_slice(row)).unwrap();
-    for &id in rest {
-        session.decode(id).unwrap();
-        all.extend_from_slice(session.logits());
-    }
-    all
-}
-
 /// Bit for bit where the device is exact; else as near as rounding flips leave it.
 #[track_caller]
 fn agree(what: &str, found: &[f32], expected: &[f32]) {
@@ -75,11 +64,11 @@ fn agree(what: &str, found: &[f32], expected: &[f32]) {
 fn compare(base: &EngineOptions, n: usize, more: usize) {
     let ids = ids(n);
     let mut cpu = on_cpu(base).session().unwrap();
-    let expected = logits(&mut cpu, &ids, more);
+    let expected = collect_logits(&mut cpu, &ids, more);
     for gpu_attn in [true, false] {
         let what = format!("{} weights, {} cache, gpu_attn {gpu_attn}", base.weight_type, base.kv_types);
         let mut gpu = on_device(base, gpu_attn).session().unwrap();
-        agree(&what, &logits(&mut gpu, &ids, more), &expected);
+        agree(&what, &collect_logits(&mut gpu, &ids, more), &expected);
         if exact() == Some(true) {
             assert!(rows(&mut gpu) == rows(&mut cpu), "{what}: other rows");
         }
@@ -204,12 +193,12 @@ fn rewinding_and_resizing_change_no_logits() {
     }
     let gpu = on_device(&options(KvTypes::same(KvType::Q4)), true);
     let ids = ids(100);
-    let expected = logits(&mut gpu.session().unwrap(), &ids, 10);
+    let expected = collect_logits(&mut gpu.session().unwrap(), &ids, 10);
     let mut session = gpu.session().unwrap();
-    logits(&mut session, &ids, 0);
+    collect_logits(&mut session, &ids, 0);
     session.rewind(40).unwrap();
     session.resize(128).unwrap();
-    agree("after rewinding", &logits(&mut session, &ids[40..], 10), &expected[40 * VOCAB..]);
+    agree("after rewinding", &collect_logits(&mut session, &ids[40..], 10), &expected[40 * VOCAB..]);
     assert!(session.resize(99).is_err());
 }
 

@@ -1,6 +1,7 @@
 //! Layers on an OpenCL device and on the CPU, or on two OpenCL devices: the CPU's bits.
 
 use crate::device::exact;
+use crate::support::logits::collect_logit_bits;
 use crate::support::random::ids;
 use antigravity::dims::{self, LAYERS};
 use antigravity::model::split::LAST_CUT;
@@ -8,7 +9,7 @@ use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::Plan;
 use antigravity::run::split::{Split, StageDevice};
-use antigravity::session::{Notice, Session};
+use antigravity::session::Notice;
 use antigravity::{BatchItem, Engine, EngineOptions, GenerateOptions};
 use numeric::kv::{KvType, KvTypes};
 use text::sampler::SamplerOptions;
@@ -44,17 +45,6 @@ fn splits(cut: usize) -> Vec<Vec<(StageDevice, usize)>> {
     all
 }
 
-fn logits(session: &mut Session, ids: &[u32], more: usize) -> Vec<u32> {
-    let (prompt, rest) = ids.split_at(ids.len() - more);
-    let mut all = Vec::new();
-    session.logits_of_all(prompt, |_, row| all.extend(row.iter().map(|x| x.to_bits()))).unwrap();
-    for &id in rest {
-        session.decode(id).unwrap();
-        all.extend(session.logits().iter().map(|x| x.to_bits()));
-    }
-    all
-}
-
 #[test]
 fn every_split_has_the_cpus_bits() {
     if exact() != Some(true) {
@@ -67,11 +57,12 @@ fn every_split_has_the_cpus_bits() {
         (KvType::F16, vec![1]),
     ] {
         let o = options(kv);
-        let expected = logits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 5);
+        let expected =
+            collect_logit_bits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 5);
         for stages in cuts.into_iter().flat_map(splits) {
             let what = format!("{} cache, {stages:?}", kv.name());
             let mut session = split(stages, &o).session().unwrap();
-            assert!(logits(&mut session, &ids(90), 5) == expected, "{what}");
+            assert!(collect_logit_bits(&mut session, &ids(90), 5) == expected, "{what}");
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod command;
 pub mod cpu_sequence;
 pub mod gguf;
 pub mod hostile;
+pub mod logits;
 pub mod paths;
 pub mod process;
 pub mod random;
