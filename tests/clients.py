@@ -1,5 +1,5 @@
-"""The server as real clients see it: the packages `openai`, `anthropic` and `litellm`, and `curl`, against servers of
-its own.
+"""The server as real clients see it: the packages `openai`, `anthropic`, `litellm`, `langchain-openai` and
+`llama-index`, and `curl`, against servers of its own.
 
 Usage: clients.py PROGRAM. Prints a line for each promise, `ok NAME` or `not ok NAME: why`. `cargo xtask test clients`
 runs it.
@@ -119,7 +119,8 @@ def errors_are_those_that_clients_know(server):
     bad = fails(openai.BadRequestError, lambda: client.completions.create(model="story", prompt=long))
     assert bad.code == "context_length_exceeded", bad.body
     fails(openai.NotFoundError, lambda: client.models.retrieve("other"))
-    fails(openai.NotFoundError, lambda: client.embeddings.create(model="story", input="a"))
+    bad = fails(openai.BadRequestError, lambda: client.embeddings.create(model="story", input="a", dimensions=0))
+    assert bad.body["param"] == "dimensions", bad.body
     fails(openai.AuthenticationError, lambda: server.openai(api_key="wrong").models.list())
     fails(anthropic.AuthenticationError, lambda: server.anthropic(api_key="wrong").messages.create(
         model="story", messages=ASK, max_tokens=1))
@@ -233,6 +234,38 @@ def clients_beside_each_other_have_the_same_answers(server):
     assert asyncio.run(together()) == alone
 
 
+def embeddings_are_what_embed_says(server):
+    os.environ["LLAMA_INDEX_CACHE_DIR"] = tempfile.gettempdir()
+    from langchain_openai import OpenAIEmbeddings  # Late: both take seconds.
+    from llama_index.embeddings.openai_like import OpenAILikeEmbedding
+
+    texts = ["Tom is a dog.", "Once upon a time"]
+    run = [PROGRAM, "embed", "-q", "--pooling", "mean", *texts]
+    lines = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
+    expected = [json.loads(line)["embedding"] for line in lines]
+
+    def same(found):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected):
+            assert len(one) == len(other) and max(abs(a - b) for a, b in zip(one, other)) < 1e-6, (one, other)
+
+    client = server.openai()
+    for form in ("float", "base64", openai.NOT_GIVEN):
+        answer = client.embeddings.create(model="story", input=texts, encoding_format=form)
+        assert [each.index for each in answer.data] == [0, 1] and answer.usage.prompt_tokens > 0, answer.usage
+        same([each.embedding for each in answer.data] if form != "base64" else expected)
+    short = client.embeddings.create(model="story", input=texts[0], dimensions=8).data[0].embedding
+    assert len(short) == 8 and abs(sum(x * x for x in short) - 1) < 1e-5, short
+    address = dict(base_url=server.address + "/v1", api_key="secret", model="story", max_retries=0)
+    langchain = OpenAIEmbeddings(check_embedding_ctx_length=False, **address)
+    same(langchain.embed_documents(texts))
+    same([langchain.embed_query(text) for text in texts])
+    address = dict(api_base=server.address + "/v1", api_key="secret", model_name="story", max_retries=0)
+    llama_index = OpenAILikeEmbedding(**address)
+    same(llama_index.get_text_embedding_batch(texts))
+    same([llama_index.get_query_embedding(text) for text in texts])
+
+
 def litellm_understands_it(server):
     os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # Nothing of a network.
     import litellm  # Late: it takes seconds.
@@ -280,7 +313,7 @@ def curl_understands_it(server):
 
 
 def main():
-    server = Server("--api-key", "secret", "--slots", "3")
+    server = Server("--api-key", "secret", "--slots", "3", "--pooling", "mean")
     checks = [
         chat_is_what_the_program_says,
         completions_are_what_generate_says,
@@ -290,6 +323,7 @@ def main():
         texts_follow_a_schema,
         tools_are_called,
         clients_beside_each_other_have_the_same_answers,
+        embeddings_are_what_embed_says,
         litellm_understands_it,
         curl_understands_it,
         a_client_that_gives_up_frees_its_slot,

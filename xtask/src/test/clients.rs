@@ -9,7 +9,13 @@ use crate::{build, command, fetch};
 use std::path::PathBuf;
 use std::process::Command;
 
-const PACKAGES: [&str; 3] = ["openai>=2,<4", "anthropic>=0.40,<3", "litellm>=1.60,<2"];
+const PACKAGES: [&str; 5] = [
+    "openai>=2,<4",
+    "anthropic>=0.40,<3",
+    "litellm>=1.60,<2",
+    "langchain-openai>=1,<2",
+    "llama-index-embeddings-openai-like<1",
+];
 
 /// The agents in the versions that were tested, as they change fast.
 const AGENTS: [&str; 3] = ["@openai/codex@~0.171", "@qwen-code/qwen-code@~0.24", "opencode-ai@~1.18"];
@@ -21,7 +27,11 @@ const AGENTS_MODEL: &str = "smollm2-135m";
 
 pub fn run() -> Outcome {
     let program = build::build_tested(&build::model_dir("story")?)?;
-    let python = python::with_packages("clients", &PACKAGES, &["openai", "anthropic", "litellm"]);
+    let python = python::with_packages(
+        "clients",
+        &PACKAGES,
+        &["openai", "anthropic", "litellm", "langchain_openai", "llama_index.embeddings.openai_like"],
+    );
     let mut tally = match python {
         Ok(python) => count_promises(
             "a client",
