@@ -286,12 +286,17 @@ fn a_process_that_is_killed_while_it_compiles_leaves_nothing_broken() {
         .iter()
         .for_each(|&process| assert_eq!(unsafe { libc::kill(process, libc::SIGKILL) }, 0));
     wait_for_background(&cache);
-    let out = timed(&cache, "2", &[&GPU[..], &["--wait-for-gpu"]].concat()).output().unwrap();
-    let said = said(&out.stderr);
-    assert!(out.status.success() && !said.contains("left out"), "{said}");
-    // What only tuning needs is compiled after the text.
-    wait_for_background(&cache);
-    assert_eq!(markers(&cache), 0);
+    // What only tuning needs is compiled after the text; on a busy machine, the time for it ends before all is tried.
+    for starts in 1.. {
+        let out = timed(&cache, "2", &[&GPU[..], &["--wait-for-gpu"]].concat()).output().unwrap();
+        let said = said(&out.stderr);
+        assert!(out.status.success() && !said.contains("left out"), "{said}");
+        wait_for_background(&cache);
+        if markers(&cache) == 0 {
+            break;
+        }
+        assert!(starts < 5, "{:?}", files(&cache.0, "trying"));
+    }
 }
 
 #[test]
