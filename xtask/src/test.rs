@@ -267,9 +267,9 @@ fn find_refusal(success: bool, stderr: &str) -> std::result::Result<&str, &'stat
     }
     let lines: Vec<&str> = stderr.lines().filter(|l| l.contains("model_type")).collect();
     match lines.as_slice() {
-        [line] if line.starts_with("error: ") && line.contains("lfm2") => Ok(line),
+        [line] if line.starts_with("error: ") && line.contains("\"rwkv\"") => Ok(line),
         [] => Err("failed without naming `model_type`"),
-        _ => Err("does not say in one `error: ` line that `model_type` is lfm2"),
+        _ => Err("does not say in one `error: ` line that `model_type` is rwkv"),
     }
 }
 
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line() {
-        let good = "   Compiling x\nerror: x@0.1.0: field `model_type` is \"lfm2\"; supported: \"llama\"\nerror: build script logged errors";
+        let good = "   Compiling x\nerror: x@0.1.0: field `model_type` is \"rwkv\"; supported: \"llama\"\nerror: build script logged errors";
         assert!(find_refusal(false, good).unwrap().starts_with("error: x@"));
         assert!(find_refusal(true, good).is_err());
         assert!(find_refusal(false, "error: no").is_err());
