@@ -105,8 +105,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void attend_one(
     prepare_queries(x, qk_norm, calibration, angles, GROUP, red);
 #ifndef SHARES_KV
     // Every chunk prepares the new row, so that all work-items meet the same barriers; only the last chunk stores it.
-    load_heads(qkv + Q_PAD + kv_head * HEAD_DIM, k, 1);
-    load_heads(qkv + Q_PAD + KV_PAD + kv_head * HEAD_DIM, v, 1);
+    load_heads(qkv + KEY_AT(kv_head), k, 1);
+    load_heads(qkv + VALUE_AT(kv_head), v, 1);
     prepare_key(k, qk_norm + HEAD_DIM, calibration, angles, red);
     prepare_value(v, red);
 #endif

@@ -8,7 +8,7 @@
 // Chooses the experts with the highest scores, of equal ones those of lower index, and weighs them: one work-group per
 // token.
 //
-// bias: of the scores (EXPERT_BIAS), then of the choice (CHOICE_BIAS): [EXPERTS] each
+// bias: of the scores (EXPERT_BIAS), then of the choice (CHOICE_BIAS), then factors of weights (BRANCHES): [EXPERTS] each
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void choose_experts(
     const __global float *scores, const __global float *bias, __global int2 *choices) {
     __local float weights[EXPERTS], ranks[EXPERTS], used[USED];
@@ -67,23 +67,51 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void choose_experts(
     float divisor = SOFTMAX ? sum : RENORMALISED ? sum + 1e-6f : 1.0f;
     for (int k = lid; k < USED; k += WG) {
         float weight = divide(used[k], divisor) * EXPERT_SCALE;
+#if BRANCHES
+        weight *= bias[(EXPERT_BIAS + CHOICE_BIAS) * EXPERTS + experts[k]];
+#endif
         choices[(size_t)t * USED + k] = (int2)(experts[k], as_int(weight));
     }
 }
 #else
-// Adds the weighted outputs of a token's experts, and then of the shared expert, to the residual: a work-item per column.
-//
-// outputs: [token][USED][DIM]; shared: [token][DIM]; post: [token][DIM], what is to be normed first
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void add_experts(
-    __global float *state, const __global float *scores, const __global int2 *choices, const __global float *outputs,
-    const __global float *shared, __global float *post) {
-    int i = get_global_id(0), t = get_group_id(1);
-    if (i >= DIM) return;
+// Sum of the weighted outputs of a token's experts in column i.
+float sum_of_choices(const __global int2 *choices, const __global float *outputs, int t, int i) {
     float sum = 0.0f;
     for (int k = 0; k < USED; k++) {
         size_t choice = (size_t)t * USED + k;
         sum = fma(outputs[choice * DIM + i], as_float(choices[choice].y), sum);
     }
+    return sum;
+}
+
+// Adds the weighted outputs of a token's experts, and then of the shared expert, to the residual: a work-item per
+// column. With BRANCHES a work-group per token, which norms both first.
+//
+// outputs: [token][USED][DIM]; shared: [token][DIM]; post: [token][DIM], what is to be normed first; norms: [DIM] of
+// the experts, then of the other branch
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void add_experts(
+    __global float *state, const __global float *scores, const __global int2 *choices, const __global float *outputs,
+    const __global float *shared, __global float *post, const __global float *norms) {
+    int t = get_group_id(1);
+#if BRANCHES
+    int lid = get_local_id(0);
+    __local float red[16], x[DIM];
+    post += (size_t)t * DIM;
+    for (int i = lid; i < DIM; i += WG) x[i] = sum_of_choices(choices, outputs, t, i);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    float scale = SCALE_OF_NORM(x, DIM, red);
+    for (int i = lid; i < DIM; i += WG) {
+        post[i] = NORMED(x[i], scale, norms, i, DIM);
+        x[i] = shared[(size_t)t * DIM + i];
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    scale = SCALE_OF_NORM(x, DIM, red);
+    norms += DIM;
+    for (int i = lid; i < DIM; i += WG) post[i] += NORMED(x[i], scale, norms, i, DIM);
+#else
+    int i = get_global_id(0);
+    if (i >= DIM) return;
+    float sum = sum_of_choices(choices, outputs, t, i);
 #if SHARED_EXPERT
     sum = fma(shared[(size_t)t * DIM + i], sigmoid(scores[(size_t)t * SCORES + SHARED_GATE_AT]), sum);
 #endif
@@ -91,6 +119,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void add_experts(
     post[(size_t)t * DIM + i] = sum;
 #else
     ROW(state, t)[i] += SCALED_RESIDUAL(sum);
+#endif
 #endif
 }
 #endif

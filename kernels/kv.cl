@@ -29,6 +29,16 @@
 #define ROPE_WIDTH ROPE_DIM
 #endif
 
+// First columns of the projected key and value of a head. In a layer whose values are its keys, several heads may repeat
+// a projected one.
+#ifdef PROJECTED_KV_HEADS
+#define KEY_AT(kv_head) (Q_PAD + (kv_head) * PROJECTED_KV_HEADS / KV_HEADS * HEAD_DIM)
+#define VALUE_AT(kv_head) KEY_AT(kv_head)
+#else
+#define KEY_AT(kv_head) (Q_PAD + (kv_head) * HEAD_DIM)
+#define VALUE_AT(kv_head) (KEY_AT(kv_head) + KV_PAD)
+#endif
+
 // Copies `heads` heads to local memory; zeros follow the elements of narrower ones.
 void load_heads(const __global float *from, __local float *x, int heads) {
     for (int i = get_local_id(0); i < heads * HEAD_DIM; i += WG)

@@ -12,7 +12,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void rope(
     // All three kinds take the same path; each applies only what it needs.
     bool is_q = h < HEADS, is_v = h >= HEADS + KV_HEADS;
     int kv_head = is_q ? h / GROUP : is_v ? h - HEADS - KV_HEADS : h - HEADS;
-    int start = is_q ? h * HEAD_DIM : kv_head * HEAD_DIM + (is_v ? Q_PAD + KV_PAD : Q_PAD);
+    int start = is_q ? h * HEAD_DIM : is_v ? VALUE_AT(kv_head) : KEY_AT(kv_head);
     __global float *row = qkv + (size_t)t * QKV + start;
     load_heads(row, x, 1);
 #if QK_NORM == NORM_HEADS

@@ -127,7 +127,7 @@ mod weights;
 pub use opencl_runtime::*;
 
 use crate::dims::{
-    DIM, HAS_BRANCHES, HAS_MAMBA, LAST_WRITING_LAYER, LAYERS, ONE_PART_LAYERS, VALUES_ARE_KEYS, is_recurrent,
+    DIM, HAS_MAMBA, LAST_WRITING_LAYER, LAYERS, ONE_PART_LAYERS, is_recurrent,
 };
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
@@ -160,8 +160,6 @@ pub const MISSING_KERNELS: Option<&str> = if HAS_MAMBA {
     Some("layers with Mamba2")
 } else if ONE_PART_LAYERS {
     Some("layers that are only a mixer or a feed-forward")
-} else if HAS_BRANCHES || VALUES_ARE_KEYS {
-    Some("experts with norms of their own, or values that are keys")
 } else {
     None
 };

@@ -74,6 +74,8 @@ pub const HAS_SHARED_EXPERT: bool = EXPERTS.shared_dim != 0 && !EXPERTS.own_norm
 pub const HAS_SHARED_EXPERT_GATE: bool = HAS_SHARED_EXPERT && !matches!(ARCH, Arch::GraniteMoeHybrid);
 /// True if a feed-forward beside the experts and they themselves have norms of their own.
 pub const HAS_BRANCHES: bool = EXPERTS.own_norms;
+/// True if every token goes through a feed-forward beside its experts.
+pub const HAS_FFN_BESIDE: bool = HAS_SHARED_EXPERT || HAS_BRANCHES;
 /// Rows of the matrix of all experts' gates, or ups: `[expert][EXPERTS.dim]`.
 pub const EXPERT_ROWS: usize = EXPERTS.count * EXPERTS.dim;
 /// Rows of the matrix of all experts' downs: `[expert][DIM]`.
@@ -183,7 +185,8 @@ const _: () = assert!(!HAS_EXPERTS || EXPERTS.dim.is_multiple_of(16) && DIM.is_m
 const _: () = assert!(!HAS_EXPERTS || !MLP_BIAS);
 const _: () = assert!(!HAS_BRANCHES || POST_NORMS && PRE_NORMS, "the sum of both branches is normed");
 const _: () =
-    assert!(KV_HEADS.is_multiple_of(GLOBAL_KV_HEADS) && (GLOBAL_KV_HEADS == KV_HEADS || GATE_DIM == 0));
+    assert!(KV_HEADS.is_multiple_of(GLOBAL_KV_HEADS) && (GLOBAL_KV_HEADS == KV_HEADS || VALUES_ARE_KEYS));
+const _: () = assert!(!VALUES_ARE_KEYS || GATE_DIM == 0);
 const _: () = assert!(HAS_EXPERTS || !EXPERT_BIAS, "only experts have this activation function");
 const _: () = assert!(count_before(LAYERS, LayerKind::ShortConv) == 0 || !HAS_DELTA_NET);
 const _: () = assert!(!HAS_MAMBA || !HAS_DELTA_NET && count_before(LAYERS, LayerKind::ShortConv) == 0);
@@ -307,6 +310,12 @@ pub const fn kv_layer(layer: usize) -> usize {
 /// Width of a head of a layer.
 pub const fn head_dim(layer: usize) -> usize {
     if is_sliding(layer) { LOCAL_HEAD_DIM } else { HEAD_DIM }
+}
+
+/// True for a sliding-window layer whose heads differ from those of other layers, in width or number, or in having
+/// values of their own.
+pub const fn has_local_heads(layer: usize) -> bool {
+    is_sliding(layer) && (HAS_LOCAL_HEADS || VALUES_ARE_KEYS)
 }
 
 /// True if a layer's values are its projected keys.

@@ -13,7 +13,10 @@ pub const KV_PAD: usize = KV_DIM.next_multiple_of(16);
 pub const GATE_AT: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of the fused matrix: q, k, v, then the gate of attention's output.
 pub const QKV: usize = GATE_AT + GATE_DIM.next_multiple_of(16);
-/// Rows of q, and of k or v, in the fused matrix of layers with narrower heads, which are whole groups of sixteen.
+/// Rows of the fused matrix of layers without local heads, whose values may be their keys.
+pub const GLOBAL_QKV: usize =
+    if VALUES_ARE_KEYS { Q_PAD + GLOBAL_KV_DIM.next_multiple_of(16) } else { QKV };
+/// Rows of q, and of k or v, in the fused matrix of layers with local heads; narrower ones are whole groups of sixteen.
 const LOCAL_Q_PAD: usize = LOCAL_Q_DIM.next_multiple_of(16);
 const LOCAL_KV_PAD: usize = LOCAL_KV_DIM.next_multiple_of(16);
 /// Rows of that matrix.
@@ -42,6 +45,8 @@ pub struct LayerView {
     local_heads: bool,
     /// It reads keys and values of another layer.
     shares_kv: bool,
+    /// Its values are its projected keys.
+    values_are_keys: bool,
 }
 
 impl LayerView {
@@ -50,8 +55,9 @@ impl LayerView {
         Self {
             window: attention_window(layer).unwrap_or(0),
             angles: first_angle(layer),
-            local_heads: HAS_LOCAL_HEADS && is_sliding(layer),
+            local_heads: has_local_heads(layer),
             shares_kv: !has_cache(layer),
+            values_are_keys: values_are_keys(layer),
         }
     }
 }
@@ -190,6 +196,9 @@ impl Defines {
         if view.local_heads {
             d = d.add_local_heads().add_value("ROPE_WIDTH", LOCAL_ROPE_DIM);
         }
+        if view.values_are_keys {
+            d = d.add_value("PROJECTED_KV_HEADS", GLOBAL_KV_HEADS);
+        }
         if view.shares_kv { d.add_flag("SHARES_KV") } else { d }
     }
 
@@ -216,6 +225,7 @@ impl Defines {
             ("SCORES", SCORES),
             ("SHARED_GATE_AT", SHARED_GATE_AT),
             ("SHARED_EXPERT", HAS_SHARED_EXPERT as usize),
+            ("BRANCHES", HAS_BRANCHES as usize),
             ("EXPERT_BIAS", EXPERT_BIAS as usize),
             ("SOFTMAX", (router == Router::Softmax) as usize),
             ("CHOICE_BIAS", (router == Router::BiasedSigmoid) as usize),

@@ -114,7 +114,7 @@ impl Launches {
 
 /// True if the product after attention may merge its chunks.
 pub(super) fn merges_in_out(layer: usize) -> bool {
-    !(HAS_ATTENTION_GATE || is_recurrent(layer) || HAS_LOCAL_HEADS && is_sliding(layer))
+    !(HAS_ATTENTION_GATE || is_recurrent(layer) || has_local_heads(layer))
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.

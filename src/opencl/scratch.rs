@@ -56,7 +56,7 @@ pub struct Scratch {
     pub expert_scales: Buffer,
     /// Output of each choice: `[token][EXPERTS.used][DIM]`
     pub expert_out: Buffer,
-    /// Output of the shared expert: `[token][DIM]`
+    /// Output of the feed-forward beside the experts: `[token][DIM]`
     pub shared_out: Buffer,
     /// Input of the next matrix: `[token][cols]`, bytes or floats.
     pub acts: Buffer,
@@ -118,7 +118,7 @@ fn buffer_sizes(tokens: usize) -> [usize; 20] {
         tokens * EXPERTS.used * EXPERTS.dim,
         tokens * EXPERTS.used * EXPERTS.dim.div_ceil(32),
         tokens * EXPERTS.used * DIM,
-        tokens * if HAS_SHARED_EXPERT { DIM } else { 0 },
+        tokens * if HAS_FFN_BESIDE { DIM } else { 0 },
     ];
     floats.map(|n| 4 * n)
 }

@@ -1,6 +1,6 @@
 //! Steps that multiply with matrices: their shapes, the storage of a matrix, and the activations it reads.
 
-use super::defines::{FFN_PAD, LOCAL_QKV, QKV, SCORES};
+use super::defines::{FFN_PAD, GLOBAL_QKV, LOCAL_QKV, SCORES};
 use crate::dims::*;
 use crate::model::weights::Storage as HostStorage;
 use files::blocks::BlockType;
@@ -20,7 +20,7 @@ pub enum Step {
     Mix,
     /// Output of a recurrent layer, in place of `Out`.
     MixOut,
-    /// `Qkv` of layers with narrower heads.
+    /// `Qkv` of layers with local heads.
     LocalQkv,
     /// `Out` of such layers.
     LocalOut,
@@ -40,9 +40,9 @@ pub enum Step {
     ExpertGateUp,
     /// `Down` of these experts.
     ExpertDown,
-    /// `GateUp` of the shared expert.
+    /// `GateUp` of the shared expert, or of another feed-forward beside the experts.
     SharedGateUp,
-    /// `Down` of the shared expert.
+    /// Its `Down`.
     SharedDown,
 }
 
@@ -52,12 +52,12 @@ impl Step {
     pub fn of_layer(layer: usize) -> Vec<Step> {
         let mixer = if is_recurrent(layer) {
             [Step::Mix, Step::MixOut]
-        } else if HAS_LOCAL_HEADS && is_sliding(layer) {
+        } else if has_local_heads(layer) {
             [Step::LocalQkv, Step::LocalOut]
         } else {
             [Step::Qkv, Step::Out]
         };
-        let ffn: &[Step] = if has_experts(layer) && HAS_SHARED_EXPERT {
+        let ffn: &[Step] = if has_experts(layer) && HAS_FFN_BESIDE {
             &[Step::ExpertGateUp, Step::ExpertDown, Step::Router, Step::SharedGateUp, Step::SharedDown]
         } else if has_experts(layer) {
             &[Step::ExpertGateUp, Step::ExpertDown, Step::Router]
@@ -139,7 +139,7 @@ impl Step {
     /// Rows of the result, and columns; for gate and up those of one matrix.
     pub const fn rows_and_cols(self) -> (usize, usize) {
         match self {
-            Step::Qkv => (QKV, DIM),
+            Step::Qkv => (GLOBAL_QKV, DIM),
             Step::Out => (DIM, Q_DIM),
             Step::GateUp => (FFN_DIM, DIM),
             Step::Down => (DIM, FFN_DIM),

@@ -13,7 +13,7 @@ use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
 use super::weights::{LayerWeights, Matrices, Model};
-use crate::dims::{HAS_LOCAL_HEADS, has_experts, is_recurrent, is_sliding};
+use crate::dims::{has_experts, has_local_heads, is_recurrent};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
@@ -30,7 +30,7 @@ const MANY: usize = 64;
 /// variant would have been compiled anyway.
 const COMPILE_BUDGET: Duration = Duration::from_millis(2500);
 /// Step used for timing: of a layer with experts the first one, because those have no variants for many tokens.
-pub const STEP: Step = match (has_experts(0), is_recurrent(0), HAS_LOCAL_HEADS && is_sliding(0)) {
+pub const STEP: Step = match (has_experts(0), is_recurrent(0), has_local_heads(0)) {
     (false, ..) => Step::GateUp,
     (_, true, _) => Step::Mix,
     (_, _, true) => Step::LocalQkv,

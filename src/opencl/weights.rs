@@ -69,8 +69,14 @@ pub struct LayerWeights {
     /// `[DIM]`, norms behind attention, behind the feed-forward, and of the layer's embedding of a token, as far as the
     /// model has them. If layers have factors, each is followed by that of the residual.
     pub post_norms: Vec<Buffer>,
-    /// Biases of the scores of experts, then those of their choice: `[EXPERTS.count]` each.
+    /// Biases of the scores of experts, then those of their choice, then factors of their weights: `[EXPERTS.count]`
+    /// each.
     pub router_bias: Option<Buffer>,
+    /// Norms of the inputs of the router and of the experts, where they are not `ffn_norm`.
+    pub router_norm: Option<Buffer>,
+    pub experts_norm: Option<Buffer>,
+    /// Norms of the outputs of the experts and of the feed-forward beside them: `[DIM]` each.
+    pub branch_norms: Option<Buffer>,
     /// `[FFN_DIM]`; of experts `[gate | up][EXPERT_ROWS]`
     pub up_bias: Option<Buffer>,
     /// `[DIM]`; of experts `[EXPERT_DOWN_ROWS]`
@@ -89,6 +95,16 @@ impl LayerWeights {
     /// Weights of a step.
     pub fn step(&self, step: Step) -> &StepWeights {
         &self.steps[step.index_in_layer()]
+    }
+
+    /// Norm of the input of a step of the feed-forward.
+    pub fn ffn_norm_of(&self, step: Step) -> Option<&Buffer> {
+        let own = match step {
+            Step::Router => self.router_norm.as_ref(),
+            Step::ExpertGateUp => self.experts_norm.as_ref(),
+            _ => None,
+        };
+        own.or(self.ffn_norm.as_ref())
     }
 }
 
@@ -280,8 +296,7 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
     let mut floats = Vec::new();
     for l in &weights.layers[layers.clone()] {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
-        let mixer = MixerVectors::of(&l.mixer);
-        let [router_bias, up_bias, down_bias] = &ffn_biases(&l.ffn);
+        let (mixer, ffn) = (MixerVectors::of(&l.mixer), ffn_vectors(&l.ffn));
         floats.extend(post_norms(l).iter().map(|norm| 4 * norm.len()));
         let all = [
             &l.attn_norm,
@@ -289,14 +304,12 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
             &mixer.qkv_bias,
             &mixer.o_bias,
             &mixer.qk_norm,
-            router_bias,
-            up_bias,
-            down_bias,
             &mixer.taps,
             &mixer.delta_heads,
             &mixer.delta_norm,
         ];
-        floats.extend(all.map(Vec::len).into_iter().filter(|&n| n > 0).map(|n| 4 * n));
+        let all = all.into_iter().chain(&ffn).map(Vec::len);
+        floats.extend(all.filter(|&n| n > 0).map(|n| 4 * n));
     }
     if let Some(w) = weights.per_layer.as_ref().filter(|_| HAS_PER_LAYER) {
         of_step(&[Upload::of(&w.projection)]);
@@ -309,16 +322,27 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
     Ok((matrices, floats))
 }
 
-/// Biases of a feed-forward: of its router, up and down, as [`LayerWeights`] has them; empty without.
-fn ffn_biases(ffn: &Ffn) -> [Vec<f32>; 3] {
+/// Vectors of a feed-forward as [`LayerWeights`] has them, empty without: biases of up, down and router; norms of the
+/// inputs of router and experts, and of outputs.
+fn ffn_vectors(ffn: &Ffn) -> [Vec<f32>; 6] {
+    let biases = |up: &[f32], down: &[f32]| {
+        let [router, router_norm, experts_norm, branch_norms] = Default::default();
+        [up.to_vec(), down.to_vec(), router, router_norm, experts_norm, branch_norms]
+    };
     match ffn {
-        Ffn::Usual(w) => [Vec::new(), w.up_bias.clone(), w.down_bias.clone()],
-        Ffn::Wide(w) => [Vec::new(), w.up_bias.clone(), w.down_bias.clone()],
-        Ffn::Experts(w) => [
-            [&w.router_bias[..], &w.choice_bias].concat(),
-            [&w.gate_bias[..], &w.up_bias].concat(),
-            w.down_bias.clone(),
-        ],
+        Ffn::Usual(w) => biases(&w.up_bias, &w.down_bias),
+        Ffn::Wide(w) => biases(&w.up_bias, &w.down_bias),
+        Ffn::Experts(w) => {
+            let mut all = biases(&[&w.gate_bias[..], &w.up_bias].concat(), &w.down_bias);
+            let [_, _, router, of_branches @ ..] = &mut all;
+            *router = [&w.router_bias[..], &w.choice_bias].concat();
+            if let Some(w) = &w.branches {
+                router.extend(&w.expert_scale);
+                let outputs = [&w.experts_post_norm[..], &w.shared_post_norm].concat();
+                *of_branches = [w.router_norm.clone(), w.experts_norm.clone(), outputs];
+            }
+            all
+        }
         Ffn::None => unreachable!("invariant: the model has kernels"),
     }
 }
@@ -354,7 +378,7 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
     };
     let parts = upload::of_layer(l)?;
     let steps = Step::of_layer(index).into_iter().zip(&parts);
-    let [router_bias, up_bias, down_bias] = &ffn_biases(&l.ffn);
+    let [up_bias, down_bias, router_bias, router_norm, experts_norm, branch_norms] = &ffn_vectors(&l.ffn);
     Ok(LayerWeights {
         steps: steps.map(|(step, parts)| upload_step(to, step, parts)).collect::<Result<_>>()?,
         attn_norm: some(to, &l.attn_norm)?,
@@ -364,6 +388,9 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
         qk_norm: some(to, &mixer.qk_norm)?,
         post_norms: post_norms(l).iter().map(|norm| upload_floats(to, norm)).collect::<Result<_>>()?,
         router_bias: some(to, router_bias)?,
+        router_norm: some(to, router_norm)?,
+        experts_norm: some(to, experts_norm)?,
+        branch_norms: some(to, branch_norms)?,
         up_bias: some(to, up_bias)?,
         down_bias: some(to, down_bias)?,
         taps: some(to, &mixer.taps)?,

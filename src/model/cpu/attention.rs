@@ -103,11 +103,11 @@ impl Scratch {
         let (k_bytes, v_bytes) = (types.k.row_bytes(HEAD_DIM), types.v.row_bytes(HEAD_DIM));
         let row = &self.qkv[t * QKV..][..QKV];
         let width = head_dim(keys.layer);
-        let kv_head = kv_head * kv_heads(keys.layer) / KV_HEADS;
-        let mut k = copy_head(row, K_AT, kv_head, width);
+        let projected = kv_head * kv_heads(keys.layer) / KV_HEADS;
+        let mut k = copy_head(row, K_AT, projected, width);
         norm_and_rotate(isa, &mut k, (keys.layer, keys.norm), self.angles_of(t));
         let values_at = if values_are_keys(keys.layer) { K_AT } else { K_AT + KV_PAD };
-        let mut v = copy_head(row, values_at, kv_head, width);
+        let mut v = copy_head(row, values_at, projected, width);
         if VALUE_NORM {
             v = norm_head(isa, &v, &[1.0; HEAD_DIM][..width]);
         }

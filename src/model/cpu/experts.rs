@@ -28,8 +28,6 @@ const SCORES: usize = GATE_AT + HAS_SHARED_EXPERT_GATE as usize;
 /// Lengths of chunks, which must not be 0 in models without experts.
 const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
 const USED_CHUNK: usize = if HAS_EXPERTS { USED } else { 1 };
-/// True if every token goes through a feed-forward beside its experts.
-const HAS_FFN_BESIDE: bool = HAS_SHARED_EXPERT || HAS_BRANCHES;
 /// Term of the sum that divides sigmoids, as in transformers' `Lfm2MoeSparseMoeBlock`.
 const SIGMOID_EPS: f32 = 1e-6;
 

@@ -320,9 +320,7 @@ pub(super) fn take_layer(model: &LoadedModel, at: &dyn Fn(&str) -> String, like:
                 w_out: take_matrix(model, &at("linear_attn.out_proj.weight"))?,
                 shared_run: if model.from_gguf { 1 } else { HEADS_PER_KEY },
             }),
-            LayerKind::SlidingWindow if HAS_LOCAL_HEADS || GLOBAL_KV_HEADS != KV_HEADS => {
-                Mixer::LocalAttention(take_attention(model, at)?)
-            }
+            _ if has_local_heads(like) => Mixer::LocalAttention(take_attention(model, at)?),
             LayerKind::Mamba | LayerKind::FeedForward => Mixer::None,
             _ => Mixer::Attention(take_attention(model, at)?),
         },

@@ -2,7 +2,7 @@
 //! the experts of a token in a buffer. A launch computes a product of each token with each of its experts.
 
 use super::Binder;
-use crate::dims::{DIM, EXPERTS, HAS_SHARED_EXPERT};
+use crate::dims::{DIM, EXPERTS, HAS_BRANCHES, HAS_FFN_BESIDE};
 use crate::opencl::kernels::{ExpertStep, KernelName};
 use crate::opencl::shapes::ACTIVATIONS_ITEMS;
 use crate::opencl::step_launch::{Launch, MatmulLaunches};
@@ -19,7 +19,7 @@ pub struct ExpertLaunches {
     gate_up: MatmulLaunches,
     /// down
     down: MatmulLaunches,
-    /// Both, of the shared expert, if there is one.
+    /// Both, of the feed-forward beside the experts, if there is one.
     shared: Option<[MatmulLaunches; 2]>,
     /// Sum of the outputs, which joins the residual.
     add: Launch,
@@ -31,12 +31,13 @@ impl Binder<'_> {
         let s = self.scratch;
         let bias = l.router_bias.as_ref().unwrap_or(&s.none);
         let choose = [&s.scores, bias, &s.choices];
-        let add = [s.state.buffer(), &s.scores, &s.choices, &s.expert_out, &s.shared_out, &s.post];
+        let norms = l.branch_norms.as_ref().unwrap_or(&s.none);
+        let add = [s.state.buffer(), &s.scores, &s.choices, &s.expert_out, &s.shared_out, &s.post, norms];
         Ok(ExpertLaunches {
             choose: self.bind_launch(KernelName::Experts(ExpertStep::Choose), &choose)?,
             gate_up: self.bind_one(Step::ExpertGateUp, l)?,
             down: self.bind_one(Step::ExpertDown, l)?,
-            shared: HAS_SHARED_EXPERT
+            shared: HAS_FFN_BESIDE
                 .then(|| Ok([self.bind_one(Step::SharedGateUp, l)?, self.bind_one(Step::SharedDown, l)?]))
                 .transpose()?,
             add: self.bind_launch(KernelName::Experts(ExpertStep::Add), &add)?,
@@ -56,6 +57,7 @@ impl ExpertLaunches {
     pub fn down(&self, device: &Device, n: usize) -> Result<()> {
         self.down.launch_products(device, n * EXPERTS.used)?;
         self.shared.as_ref().map_or(Ok(()), |[_, down]| down.launch_products(device, n))?;
-        self.add.run(device, [DIM.div_ceil(ACTIVATIONS_ITEMS), n])
+        // Norms need a whole token in each work-group.
+        self.add.run(device, [if HAS_BRANCHES { 1 } else { DIM.div_ceil(ACTIVATIONS_ITEMS) }, n])
     }
 }

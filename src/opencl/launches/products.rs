@@ -55,7 +55,7 @@ impl Binder<'_> {
         };
         let input = match step {
             Step::Qkv | Step::LocalQkv | Step::Mix => normed(l.attn_norm.as_ref()),
-            Step::GateUp | Step::WideGateUp | Step::Router => normed(l.ffn_norm.as_ref()),
+            Step::GateUp | Step::WideGateUp | Step::Router => normed(l.ffn_norm_of(step)),
             Step::PerLayerGate => normed(None),
             Step::MixOut => (MatmulInput::Mixed, [&s.mixed, &s.none]),
             Step::Out => (MatmulInput::Att, [&s.att, &s.none]),
@@ -85,7 +85,7 @@ fn one_token_buffers<'a>(s: &'a Scratch, step: Step, l: &'a LayerWeights) -> Mat
     let [qkv_bias, o_bias, up_bias, down_bias] =
         [&l.qkv_bias, &l.o_bias, &l.up_bias, &l.down_bias].map(|bias| bias.as_ref().unwrap_or(&s.none));
     let (none, sums) = (&s.none, None);
-    let ffn_norm = l.ffn_norm.as_ref().unwrap_or(none);
+    let ffn_norm = l.ffn_norm_of(step).unwrap_or(none);
     match step {
         Step::Qkv | Step::LocalQkv => {
             let input = l.attn_norm.as_ref().unwrap_or(none);

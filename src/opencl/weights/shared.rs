@@ -57,10 +57,15 @@ impl Matrices {
                     adopt_rows(&mut w.down, down, 0)?;
                     let router = on_device.step(Step::Router);
                     adopt_rows(&mut w.router, router, 0)?;
-                    if let Some((shared, Some(gate))) = w.shared.as_mut().filter(|_| HAS_SHARED_EXPERT) {
-                        adopt_rows(gate, router, SHARED_GATE_AT / GROUP_ROWS)?;
+                    let mut beside = w.branches.as_mut().map(|branches| &mut branches.shared);
+                    if let Some((shared, gate)) = &mut w.shared {
+                        let at = SHARED_GATE_AT / GROUP_ROWS;
+                        gate.as_mut().map_or(Ok(()), |gate| adopt_rows(gate, router, at))?;
+                        beside = Some(shared);
+                    }
+                    if let Some(w) = beside.filter(|_| HAS_FFN_BESIDE) {
                         let [gate_up, down] = [Step::SharedGateUp, Step::SharedDown];
-                        adopt_feed_forward(shared, on_device.step(gate_up), on_device.step(down))?;
+                        adopt_feed_forward(w, on_device.step(gate_up), on_device.step(down))?;
                     }
                 }
                 Ffn::None => unreachable!("invariant: the model has kernels"),

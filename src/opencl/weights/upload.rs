@@ -63,12 +63,14 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
 fn of_experts(w: &MixtureOfExperts) -> Result<Vec<Vec<Upload<'_>>>> {
     let experts = [gate_up(Some(Upload::of(&w.gate)), Upload::of(&w.up))?, vec![Upload::of(&w.down)]];
     let mut router = vec![Upload::of(&w.router)];
-    let Some((shared, gate)) = &w.shared else { return Ok([&experts[..], &[router]].concat()) };
-    router.extend(gate.as_ref().map(Upload::of));
+    let gate = w.shared.as_ref().and_then(|(_, gate)| gate.as_ref());
+    router.extend(gate.map(Upload::of));
     if router.iter().any(|m| m.storage.activation_form() != router[0].storage.activation_form()) {
         return Err(mixed_storage_error("router and shared expert's gate", &router));
     }
-    Ok([&experts[..], &[router], &of_feed_forward(shared)?].concat())
+    let beside = w.shared.as_ref().map(|(shared, _)| shared).or(w.branches.as_ref().map(|w| &w.shared));
+    let beside = beside.map(of_feed_forward).transpose()?;
+    Ok([&experts[..], &[router], beside.as_ref().map_or(&[], |steps| &steps[..])].concat())
 }
 
 fn of_attention<const Q: usize, const KV: usize>(a: &Attention<Q, KV>) -> (Vec<Upload<'_>>, Upload<'_>) {

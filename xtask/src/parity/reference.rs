@@ -117,8 +117,7 @@ impl Reference {
 
     /// True if OpenCL devices have kernels for it.
     pub fn has_kernels(&self) -> bool {
-        let has_all = |m: ModelConfig| m.mamba.heads == 0 && !m.experts.own_norms && !m.values_are_keys;
-        self.config().is_none_or(has_all)
+        self.config().is_none_or(|m| m.mamba.heads == 0)
     }
 
     fn config(&self) -> Option<ModelConfig> {
