@@ -104,7 +104,7 @@ impl RequestOutput {
         mut params: RequestParams,
         dialect: Box<dyn Dialect>,
     ) -> ApiResult<Self> {
-        params.share.resize(estimate_bytes(&prompts, &params))?;
+        params.share.resize(estimate_bytes(&prompts, &params) + dialect.held_bytes() as u64)?;
         let unread = match params.mode {
             ResponseMode::Whole => Semaphore::MAX_PERMITS,
             _ => BACKLOG * prompts.len() * params.n,

@@ -206,6 +206,10 @@ impl CompletionDialect {
 }
 
 impl Dialect for CompletionDialect {
+    fn held_bytes(&self) -> usize {
+        self.echoes.iter().map(|echo| echo.text.len()).sum()
+    }
+
     fn on_prompt_logprobs(&mut self, choice: usize, tokens: Vec<TokenLogprobs>) {
         self.texts[choice].prompt.extend(tokens);
     }
