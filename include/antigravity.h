@@ -140,6 +140,19 @@ int32_t antigravity_embed(
     size_t capacity,
     size_t *count);
 
+/* Computes how probable each text of a JSON array of strings is behind a prompt: the sum of the natural logarithms of
+ * its tokens' probabilities, without the prompt's. The first token of all has none. The prompt may be NULL. `buffer`
+ * receives a number for each text, and `count` how many. */
+int32_t antigravity_score(
+    antigravity_engine *engine,
+    const char *prompt,
+    size_t prompt_length,
+    const char *texts,
+    size_t texts_length,
+    double *buffer,
+    size_t capacity,
+    size_t *count);
+
 /* A piece of text. */
 #define ANTIGRAVITY_PIECE_TEXT 0
 

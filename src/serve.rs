@@ -9,6 +9,7 @@ mod api {
     pub mod llama_cpp;
     pub mod messages;
     pub mod openai;
+    pub mod rerank;
     pub mod responses;
 }
 mod body;

@@ -12,6 +12,7 @@ mod list;
 mod logits;
 mod pack;
 mod plan;
+mod score;
 mod tokenize;
 
 use clap::Subcommand;
@@ -39,6 +40,12 @@ Examples:
   antigravity embed 'A dog' 'A puppy'
   antigravity embed --file texts.txt --pooling last --dimensions 256")]
     Embed(embed::EmbedArgs),
+    /// Write log-probabilities of given texts, as JSON lines
+    #[command(before_help = "\
+Examples:
+  antigravity score --prompt 'Once upon a' ' time' ' dog'
+  antigravity score --file texts.txt --logprobs 0")]
+    Score(score::ScoreArgs),
     /// Convert a model to a packed file, which loads instantly
     #[command(before_help = "\
 Examples:
@@ -113,6 +120,7 @@ pub fn run(command: ToolCommand) -> Result<()> {
         ToolCommand::Eval(a) => eval::run(&a),
         ToolCommand::Logits(a) => logits::run(&a),
         ToolCommand::Embed(a) => embed::run(&a),
+        ToolCommand::Score(a) => score::run(&a),
         ToolCommand::Pack(a) => pack::run(&a),
         ToolCommand::Bundle(a) => bundle::run(&a),
         ToolCommand::Bench(a) => bench::run(&a),

@@ -7,7 +7,7 @@ use super::status::ANTIGRAVITY_ABI_VERSION;
 use crate::cli;
 use crate::dims;
 use crate::run::engine::{Engine, template_source};
-use crate::run::options::EngineOptions;
+use crate::run::options::{EngineOptions, GenerateOptions};
 use crate::run::plan::OpenedModel;
 use files::file_range::FileRange;
 use files::{Error, Result};
@@ -18,6 +18,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use text::chat::TemplateKwargs;
+use text::sampler::sum_logprobs;
 use text::tokenizer::{AddSpecial, SpecialText};
 
 /// A loaded model.
@@ -241,14 +242,48 @@ pub unsafe extern "C" fn antigravity_embed(
         let (texts, options) = unsafe {
             (read_text("texts", texts, texts_length)?, read_text("options", options, options_length)?)
         };
-        let texts: Vec<String> = serde_json::from_str(texts.unwrap_or_default())
-            .map_err(|e| Error::Usage(format!("`texts` is not a JSON array of strings: {e}")))?;
+        let texts = parse_texts(texts)?;
         let options = parse_embed_options(options.unwrap_or_default())?;
         let ids = texts.iter().map(|text| model.engine.encode(text)).collect::<Result<Vec<_>>>()?;
         let vectors = model.engine.embed(&ids, &options, None)?.concat();
         // SAFETY: as above.
         unsafe { write_array(&vectors, (buffer, capacity), count) }
     })
+}
+
+/// Computes how probable each text of a JSON array of strings is behind a prompt: the sum of the natural logarithms of
+/// its tokens' probabilities, without the prompt's. The first token of all has none. The prompt may be NULL. `buffer`
+/// receives a number for each text, and `count` how many.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn antigravity_score(
+    engine: *mut EngineHandle,
+    prompt: *const c_char,
+    prompt_length: usize,
+    texts: *const c_char,
+    texts_length: usize,
+    buffer: *mut f64,
+    capacity: usize,
+    count: *mut usize,
+) -> i32 {
+    run_guarded(|| {
+        check_out("count", count)?;
+        let model = ENGINES.find_entry(engine.addr())?;
+        // SAFETY: the rule of pointers, which the header tells callers.
+        let (prompt, texts) = unsafe {
+            (read_text("prompt", prompt, prompt_length)?, read_text("texts", texts, texts_length)?)
+        };
+        let (prompt, texts) = (prompt.unwrap_or_default(), parse_texts(texts)?);
+        let scores = model.engine.score(prompt, &texts, &GenerateOptions::default())?;
+        let sums: Vec<f64> = scores.iter().map(|tokens| sum_logprobs(tokens)).collect();
+        // SAFETY: as above.
+        unsafe { write_array(&sums, (buffer, capacity), count) }
+    })
+}
+
+/// Parses the texts of a call.
+fn parse_texts(texts: Option<&str>) -> Result<Vec<String>> {
+    serde_json::from_str(texts.unwrap_or_default())
+        .map_err(|e| Error::Usage(format!("`texts` is not a JSON array of strings: {e}")))
 }
 
 /// Parses the options for a model.

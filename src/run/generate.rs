@@ -9,6 +9,7 @@ mod prefix_cache;
 pub mod prompts;
 #[cfg(feature = "serve")]
 pub mod scheduler;
+mod score;
 #[cfg(feature = "serve")]
 mod stats;
 pub mod stream;

@@ -345,6 +345,11 @@ pub struct GenerateOptions {
     /// Number of most probable tokens to report with their log-probabilities:
     /// [`TokenStream::logprobs`](crate::run::generate::stream::TokenStream::logprobs).
     pub logprobs: Option<usize>,
+    /// Tokens whose log-probabilities follow those of the most probable ones.
+    pub logprob_tokens: Vec<u32>,
+    /// Number of most probable tokens to report at each token of a prompt, from the second on:
+    /// [`BatchAnswer::prompt_logprobs`](crate::run::generate::prompts::BatchAnswer::prompt_logprobs).
+    pub prompt_logprobs: Option<usize>,
     /// Cancels the generation: between tokens, and in a long prompt within a fraction of a pass.
     pub cancel: CancelToken,
     /// Receives the number of prompt tokens done and of all that must be computed.
@@ -364,6 +369,8 @@ impl Default for GenerateOptions {
             stop_tokens: Vec::new(),
             shown_tokens: Vec::new(),
             logprobs: None,
+            logprob_tokens: Vec::new(),
+            prompt_logprobs: None,
             cancel: CancelToken::default(),
             progress: Progress::default(),
         }

@@ -12,6 +12,10 @@ use text::sampler::TokenLogprobs;
 
 /// Writes one request's response in the format of an API: as events of a stream, or whole.
 pub trait Dialect: Send {
+    /// Bytes of the request's text that the response repeats.
+    fn held_bytes(&self) -> usize {
+        0
+    }
     /// Takes log-probabilities of prompt tokens, in order, before the choice's first token.
     fn on_prompt_logprobs(&mut self, _choice: usize, _tokens: Vec<TokenLogprobs>) {}
     /// Writes the first events of a stream.

@@ -6,7 +6,6 @@ use super::error::{ApiError, ApiResult};
 use super::json_writer::{FRAME, JsonWriter};
 use super::memory::MemoryShare;
 use super::params::{RequestParams, ResponseMode};
-use crate::dims::VOCAB;
 use crate::run::generate::scheduler::{Job, JobEvent};
 use crate::run::options::{GenerateOptions, Progress};
 use crate::run::plan::BACKLOG;
@@ -15,7 +14,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 use text::chat::{AnswerPart, OutputParser};
-use text::sampler::{Logprob, Logprobs, TokenLogprobs};
+use text::sampler::{Logprob, TokenLogprobs};
 use text::tokenizer::StopStrings;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -80,7 +79,7 @@ fn logprobs_bytes(top: usize) -> usize {
 fn estimate_bytes(prompts: &[ParsedPrompt], params: &RequestParams) -> u64 {
     let RequestParams { model, options, .. } = params;
     let [logprobs, prompt_logprobs] =
-        [options.logprobs, params.prompt_logprobs].map(|top| top.map_or(0, logprobs_bytes));
+        [options.logprobs, options.prompt_logprobs].map(|top| top.map_or(0, logprobs_bytes));
     let text_bytes = |prompt: &[u32]| {
         let room = model.engine.options().max_seq_len.saturating_sub(prompt.len()) + 1;
         let tokens = options.max_tokens.map_or(room, |max| max.min(room));
@@ -105,7 +104,7 @@ impl RequestOutput {
         mut params: RequestParams,
         dialect: Box<dyn Dialect>,
     ) -> ApiResult<Self> {
-        params.share.resize(estimate_bytes(&prompts, &params))?;
+        params.share.resize(estimate_bytes(&prompts, &params) + dialect.held_bytes() as u64)?;
         let unread = match params.mode {
             ResponseMode::Whole => Semaphore::MAX_PERMITS,
             _ => BACKLOG * prompts.len() * params.n,
@@ -122,9 +121,6 @@ impl RequestOutput {
                     seed: options.sampler.seed.wrapping_add(i as u64),
                     stops: stops.clone(),
                     reuse: params.prefix_cache_scope.clone(),
-                    prompt_logprobs: params
-                        .prompt_logprobs
-                        .and_then(|count| Logprobs::new(count, VOCAB).ok()),
                     on_event: make_sender(jobs.len(), sender.clone(), options.cancel.clone()),
                 });
                 let (reader, choice) = (reader.clone(), Choice::default());

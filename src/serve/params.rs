@@ -116,8 +116,6 @@ pub struct RequestParams {
     pub mode: ResponseMode,
     /// Omits everything after the first tool call.
     pub single_tool_call: bool,
-    /// Number of most likely tokens at each prompt position, if log-probabilities of the prompt are wanted.
-    pub prompt_logprobs: Option<usize>,
     /// Includes `timings`, in APIs where they are optional.
     pub has_timings: bool,
 }
@@ -159,7 +157,6 @@ impl RequestParams {
             n: read_text_count(&fields, model.engine.options().sequence_count())?,
             mode: read_mode(&fields),
             single_tool_call: fields.parallel_tool_calls == Some(false) || calls_once == Some(true),
-            prompt_logprobs: None,
             has_timings: fields.timings_per_token.unwrap_or(false),
             options: read_options(fields, options, model.engine.options().max_seq_len)?,
         };

@@ -59,14 +59,14 @@ fn check_prompt(ids: &[u32], params: &RequestParams) -> ApiResult<()> {
         let error = ApiError::from_request(&e);
         let field = grammar_field(params).filter(|field| error.message.starts_with(field));
         let param = error.param.clone().unwrap_or_else(|| field.unwrap_or("prompt").to_owned());
-        check_context(ids.len(), &params.model).err().unwrap_or(error).in_field(param)
+        check_context("prompt", ids.len(), &params.model).err().unwrap_or(error).in_field(param)
     })
 }
 
 /// Refuses a prompt of `need` tokens that does not fit in the context.
-fn check_context(need: usize, model: &ServerModel) -> ApiResult<()> {
+pub fn check_context(field: &str, need: usize, model: &ServerModel) -> ApiResult<()> {
     let have = model.engine.options().max_seq_len;
-    if need > have { Err(ApiError::prompt_too_long("prompt", need, have)) } else { Ok(()) }
+    if need > have { Err(ApiError::prompt_too_long(field, need, have)) } else { Ok(()) }
 }
 
 /// Starts a chat request; `make_dialect` also gets the length of the prompt in tokens.
@@ -170,13 +170,13 @@ fn encode_prompt(params: &RequestParams, value: &Value) -> ApiResult<Vec<u32>> {
     // llama.cpp allows text mixed with ids, and objects.
     let is_llama_cpp = params.kind == RequestKind::LlamaCppCompletion;
     match value {
-        Value::String(text) => encode_text(params, text, AddSpecial::Yes),
+        Value::String(text) => encode_text(params, ("prompt", text), AddSpecial::Yes),
         Value::Array(parts) if is_llama_cpp && parts.iter().any(Value::is_string) => {
             let mut prompt = Vec::new();
             for (i, part) in parts.iter().enumerate() {
                 prompt.extend(match part {
-                    Value::String(text) if i > 0 => encode_text(params, text, AddSpecial::No)?,
-                    Value::String(text) => encode_text(params, text, AddSpecial::Yes)?,
+                    Value::String(text) if i > 0 => encode_text(params, ("prompt", text), AddSpecial::No)?,
+                    Value::String(text) => encode_text(params, ("prompt", text), AddSpecial::Yes)?,
                     id => encode_prompt(params, &json!([id]))?,
                 });
             }
@@ -193,21 +193,25 @@ fn encode_prompt(params: &RequestParams, value: &Value) -> ApiResult<Vec<u32>> {
                 let why = "is not text; this model reads only text";
                 return Err(ApiError::for_field("prompt.multimodal_data", why));
             }
-            encode_text(params, &object.prompt_string, AddSpecial::Yes)
+            encode_text(params, ("prompt", &object.prompt_string), AddSpecial::Yes)
         }
         other => Err(wrong_prompt(format!("is {}", type_name(other)))),
     }
 }
 
-/// Tokenizes text; only the first part of a prompt gets the tokens that begin one.
-fn encode_text(params: &RequestParams, text: &str, special: AddSpecial) -> ApiResult<Vec<u32>> {
+/// Tokenizes the text of a field; only the first part of a prompt gets the tokens that begin one.
+pub fn encode_text(
+    params: &RequestParams,
+    (field, text): (&str, &str),
+    special: AddSpecial,
+) -> ApiResult<Vec<u32>> {
     let RequestParams { model, options, .. } = params;
     let tokenizer = model.engine.tokenizer();
     // Refuses text that is far too long before it is tokenized.
     if model.engine.options().eviction.policy == Policy::None {
-        check_context(tokenizer.min_tokens(text), model)?;
+        check_context(field, tokenizer.min_tokens(text), model)?;
     }
-    check_longest_part(tokenizer, text, "prompt")?;
+    check_longest_part(tokenizer, text, field)?;
     let ids = tokenizer.encode_until(text, options.specials, special, &|| options.cancel.is_cancelled());
-    ids.map_err(|e| ApiError::from_request(&e).in_field("prompt"))
+    ids.map_err(|e| ApiError::from_request(&e).in_field(field))
 }

@@ -1,7 +1,7 @@
 //! Routes: paths, access, handlers, and headers of all responses.
 
 use super::access::ApiClient;
-use super::api::{chat, completions, embeddings, llama_cpp, messages, responses};
+use super::api::{chat, completions, embeddings, llama_cpp, messages, rerank, responses};
 use super::body::RequestBody;
 use super::client_stream::ClientState;
 use super::error::{ApiError, ApiResult};
@@ -78,7 +78,7 @@ use RouteAccess::{Clients, Everyone, Visitors};
 type Route = (&'static str, RouteAccess, Handler);
 
 /// Routes. Each path also works with `/v1` in front; a final `*` matches anything.
-static ROUTES: [Route; 17] = [
+static ROUTES: [Route; 18] = [
     ("/", Visitors, Describe(|_| Ok(bytes_response(&PAGE_HEADERS, PAGE)))),
     ("/health", Everyone, DescribeAsJson(|state, _| state.open_model().map(|_| json!({"status": "ok"})))),
     ("/metrics", Everyone, Describe(describe_metrics)),
@@ -96,6 +96,7 @@ static ROUTES: [Route; 17] = [
     ("/responses", Clients, Generate(responses::start_request)),
     ("/messages", Clients, Generate(messages::start_request)),
     ("/messages/count_tokens", Clients, Compute(messages::count_tokens)),
+    ("/rerank", Clients, Generate(rerank::start_request)),
     ("/embeddings", Clients, Compute(embeddings::embed_texts)),
     ("/tokenize", Clients, Compute(llama_cpp::tokenize_text)),
     ("/detokenize", Clients, Compute(llama_cpp::detokenize_ids)),

@@ -14,6 +14,8 @@ pub enum RequestKind {
     Completion,
     /// No token limit by default; biases and prompts may mix ids and text.
     LlamaCppCompletion,
+    /// Generates nothing, so that none of the fields matters.
+    Rerank,
 }
 
 /// Field paths of OpenAI, vLLM, llama.cpp, SGLang, OpenRouter and text-generation-webui, each with the values that
@@ -25,18 +27,15 @@ static FIELDS: LazyLock<Map<String, Value>> =
 const SAMPLERS: [&str; 9] =
     ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"];
 
-/// Fields that are supported only by other kinds of requests, with the values that change nothing.
-fn fields_of_kind(kind: RequestKind) -> Value {
-    match kind {
+/// Refuses unsupported fields.
+pub fn check_fields(body: &Value, kind: RequestKind) -> ApiResult<()> {
+    // Fields that are supported only by other kinds of requests.
+    let of_kind = match kind {
         RequestKind::Chat => json!({"add_special_tokens": [false], "echo": [false]}),
         RequestKind::Completion => json!({"add_special_tokens": [true]}),
         RequestKind::LlamaCppCompletion => json!({"add_special_tokens": [true], "echo": [false]}),
-    }
-}
-
-/// Refuses unsupported fields.
-pub fn check_fields(body: &Value, kind: RequestKind) -> ApiResult<()> {
-    let of_kind = fields_of_kind(kind);
+        RequestKind::Rerank => return Ok(()),
+    };
     for (field, neutral) in FIELDS.iter().chain(of_kind.as_object().into_iter().flatten()) {
         let Some(value) = find_value(body, field) else { continue };
         let neutral = neutral.as_array().map_or(&[][..], Vec::as_slice);

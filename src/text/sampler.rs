@@ -40,7 +40,7 @@ mod tests;
 
 #[cfg(feature = "grammar")]
 pub use grammar::Grammar;
-pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS, TokenLogprobs};
+pub use logprobs::{Logprob, Logprobs, MAX_LOGPROBS, TokenLogprobs, sum_logprobs};
 pub use options::{DryOptions, SamplerOptions, XtcOptions};
 pub use penalties::apply_repetition_penalty;
 pub use rng::Rng;

@@ -16,19 +16,35 @@ use serde_json::json;
 use std::path::PathBuf;
 
 /// Texts that are computed before any is printed.
-const BATCH: usize = 64;
+pub const BATCH: usize = 64;
+
+/// Texts, given as arguments or in a file.
+#[derive(Args, Clone)]
+pub struct TextArgs {
+    /// Texts, a JSON line for each
+    #[arg(value_name = "TEXT", conflicts_with = "file", required_unless_present = "file")]
+    texts: Vec<String>,
+    /// Read the texts from a file, one a line; - is stdin
+    #[arg(short, long, value_name = "FILE")]
+    file: Option<PathBuf>,
+}
+
+impl TextArgs {
+    pub fn read_texts(&self) -> Result<Vec<String>> {
+        match &self.file {
+            Some(file) => Ok(read_text("--file", file)?.lines().map(String::from).collect()),
+            None => Ok(self.texts.clone()),
+        }
+    }
+}
 
 /// Flags of `embed`.
 #[derive(Args, Clone)]
 pub struct EmbedArgs {
     #[command(flatten)]
     warnings: FlagWarnings,
-    /// Texts, one vector for each
-    #[arg(value_name = "TEXT", conflicts_with = "file", required_unless_present = "file")]
-    texts: Vec<String>,
-    /// Read the texts from a file, one a line; - is stdin
-    #[arg(short, long, value_name = "FILE")]
-    file: Option<PathBuf>,
+    #[command(flatten)]
+    texts: TextArgs,
     #[command(flatten)]
     pooling: PoolingArgs,
     #[command(flatten)]
@@ -50,10 +66,7 @@ pub fn run(args: &EmbedArgs) -> Result<()> {
         kv_types: KvTypes::same(KvType::F32),
         ..args.load.resolve_options()?
     };
-    let texts: Vec<String> = match &args.file {
-        Some(file) => read_text("--file", file)?.lines().map(String::from).collect(),
-        None => args.texts.clone(),
-    };
+    let texts = args.texts.read_texts()?;
     let opened = OpenedModel::new(&options)?;
     let LoadedEngine { engine, .. } = &load::load_engine(opened, args.quiet.verbosity(), &args.warnings)?;
     let cancel = CancelToken::default();
@@ -71,7 +84,7 @@ pub fn run(args: &EmbedArgs) -> Result<()> {
 }
 
 /// Says where the texts of a later part begin that an error counts from.
-fn in_part(error: Error, first: usize) -> Error {
+pub fn in_part(error: Error, first: usize) -> Error {
     match error {
         Error::Usage(why) if first > 0 => Error::Usage(format!("after {first} texts: {why}")),
         other => other,

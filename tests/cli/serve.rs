@@ -11,6 +11,7 @@ mod llama_cpp;
 mod messages;
 mod params;
 mod refused;
+mod rerank;
 mod shapes;
 mod silence;
 mod slow;

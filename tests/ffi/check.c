@@ -227,6 +227,7 @@ static void refuse_bad_arguments(antigravity_engine *engine, const char *model) 
             usage, "aligned");
     refuse("an unknown token", antigravity_detokenize(engine, far, 1, text, 4, &count), usage,
             "4000000000 is not a token");
+    refuse("scores of what are no texts", antigravity_score(engine, NULL, 0, "a", 1, NULL, 0, &count), usage, "`texts`");
     refuse("an empty path", antigravity_session_save(session, "", 0), usage, "`path` is empty");
     refuse("a file that is missing", antigravity_session_load(session, "/no/such/file", 13), ANTIGRAVITY_ERROR_MODEL,
             "no such file");
@@ -311,6 +312,10 @@ int main(int argc, char **argv) {
     antigravity_tokenize(engine, PROMPT, strlen(PROMPT), 0, ids, 64, &count);
     antigravity_detokenize(engine, ids, count, text, 256, &length);
     promise("tokens become their text again", length == strlen(PROMPT) && !memcmp(text, PROMPT, length), text);
+    double sums[2];
+    const char *texts = "[\" time\", \" dog\"]";
+    promise("a likely text has the higher score", !antigravity_score(engine, "Once upon a", 11, texts, strlen(texts),
+            sums, 2, &count) && count == 2 && sums[1] < sums[0] && sums[0] < 0, antigravity_last_error());
     antigravity_free(engine);
     promise("a session outlives its engine", !generate(session, PROMPT, GREEDY, &other, NULL)
             && !strcmp(expected.text, other.text), other.text);

@@ -90,6 +90,11 @@ has_length_1 = abs(sum(x * x for x in short) - 1) < 1e-6
 promise("a shortened vector has length 1", len(short) == 16 and near and has_length_1, short)
 exact.close()
 
+behind = [" a time", " a dog"]
+lines = run("score", "--prompt", "Once upon", *behind).split("\n")
+sums = model.score(behind, "Once upon")
+promise("scores are the program's", sums == [json.loads(line)["logprob"] for line in lines] and sums[0] > sums[1], sums)
+
 ids = model.tokenize(PROMPT)
 promise("tokens become their text again", model.detokenize(ids) == PROMPT and len(ids) > 1, ids)
 promise("no text has no tokens", model.tokenize("") == [] and model.detokenize([]) == "", model.tokenize(""))

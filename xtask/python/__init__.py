@@ -71,6 +71,7 @@ _FUNCTIONS: Dict[str, Sequence[Any]] = {
     "tokenize": (ctypes.c_void_p, *_text, ctypes.c_int32, _ids, ctypes.c_size_t, _size),
     "detokenize": (ctypes.c_void_p, _ids, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, _size),
     "embed": (ctypes.c_void_p, *_text, *_text, ctypes.POINTER(ctypes.c_float), ctypes.c_size_t, _size),
+    "score": (ctypes.c_void_p, *_text, *_text, ctypes.POINTER(ctypes.c_double), ctypes.c_size_t, _size),
     "session_new": (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
     "session_free": (ctypes.c_void_p,),
     "session_save": (ctypes.c_void_p, *_text),
@@ -292,6 +293,14 @@ class Model:
         _check(call(self._handle, *encoded, buffer, len(buffer), ctypes.byref(count)))
         width = count.value // max(len(texts), 1)
         return [list(buffer[i * width : (i + 1) * width]) for i in range(len(texts))]
+
+    def score(self, texts: Sequence[str], prompt: str = "") -> List[float]:
+        """How probable each text is behind a prompt: the sum of its tokens' log-probabilities."""
+        texts, count = list(texts), ctypes.c_size_t(0)
+        buffer = (ctypes.c_double * len(texts))()
+        call, encoded = _library.antigravity_score, (*_encode(prompt), *_encode(json.dumps(texts)))
+        _check(call(self._handle, *encoded, buffer, len(buffer), ctypes.byref(count)))
+        return list(buffer)
 
     def close(self) -> None:
         """Frees the model; its sessions stay usable."""

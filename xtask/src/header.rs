@@ -10,7 +10,7 @@ use std::path::PathBuf;
 const SOURCES: [&str; 3] = ["status.rs", "engine.rs", "session.rs"];
 
 /// Types of Rust and of C.
-const TYPES: [(&str, &str); 13] = [
+const TYPES: [(&str, &str); 14] = [
     ("EngineHandle", "antigravity_engine"),
     ("SessionHandle", "antigravity_session"),
     ("MemoryNeed", "antigravity_memory"),
@@ -19,6 +19,7 @@ const TYPES: [(&str, &str); 13] = [
     ("c_char", "char"),
     ("c_void", "void"),
     ("f32", "float"),
+    ("f64", "double"),
     ("i32", "int32_t"),
     ("u32", "uint32_t"),
     ("u64", "uint64_t"),

@@ -8,7 +8,7 @@ use files::{Error, Result};
 use numeric::pool::Pool;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
-use text::sampler::{Logprobs, TokenLogprobs, all_finite};
+use text::sampler::{TokenLogprobs, all_finite};
 
 /// The text of one token.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,8 +77,6 @@ pub struct Generation<'a> {
     uncounted: usize,
     /// The next token or its error, if it was sampled in parallel with other generations'.
     sampled: Option<Result<u32>>,
-    /// Computes the log-probabilities of the prompt's tokens, if wanted.
-    prompt_logprobs: Option<Logprobs>,
     stop_reason: Option<StopReason>,
 }
 
@@ -103,16 +101,8 @@ impl<'a> Generation<'a> {
             is_prompt_open: false,
             uncounted: held,
             sampled: None,
-            prompt_logprobs: None,
             stop_reason: None,
         }
-    }
-
-    /// Computes log-probabilities of the prompt's tokens, if wanted, and counts progress from the first token on.
-    #[cfg(feature = "serve")]
-    pub fn with_prompt_logprobs(self, logprobs: Option<Logprobs>) -> Self {
-        let prompt = self.tokens.len();
-        Self { prompt_logprobs: logprobs, uncounted: 0, prompt, ..self }
     }
 
     /// Reason for its end, once it has ended.
@@ -143,9 +133,8 @@ impl<'a> Generation<'a> {
     /// Computes log-probabilities of the prompt's next tokens, if wanted: at most `room`, but never the last. Returns
     /// their number.
     fn measure_prompt(&mut self, room: usize, events: &mut Events) -> Result<usize> {
-        let Self { session, tokens, prompt, prompt_logprobs: Some(logprobs), .. } = self else {
-            return Ok(0);
-        };
+        let Self { session, tokens, prompt, decoder, .. } = self;
+        let Some(logprobs) = &mut decoder.prompt_logprobs else { return Ok(0) };
         let done = session.tokens().len();
         let end = prompt.saturating_sub(1).min(done + room.min(PROMPT_LOGITS_ROWS));
         if done >= end {

@@ -51,6 +51,7 @@ pub struct TokenDecoder<'a> {
     tokenizer: &'a Tokenizer,
     sampler: Sampler,
     logprobs: Option<Logprobs>,
+    pub(super) prompt_logprobs: Option<Logprobs>,
     text: TextStream<'a>,
     stops: StopStrings,
     at_cut: HeldBackText,
@@ -102,10 +103,13 @@ impl<'a> TokenDecoder<'a> {
         let DecoderParams { options, seed, stops } = params;
         let stop_tokens = stop_tokens(tokenizer, options);
         let sampler = SamplerOptions { seed, ..options.sampler.clone() };
+        let new_logprobs = |count: Option<usize>| count.map(|count| Logprobs::new(count, VOCAB)).transpose();
+        let logprobs = new_logprobs(options.logprobs)?;
         Ok(Self {
             tokenizer,
             sampler: new_sampler(tokenizer, sampler, &stop_tokens)?,
-            logprobs: options.logprobs.map(|count| Logprobs::new(count, VOCAB)).transpose()?,
+            logprobs: logprobs.map(|logprobs| logprobs.with_tokens(options.logprob_tokens.clone())),
+            prompt_logprobs: new_logprobs(options.prompt_logprobs)?,
             text: tokenizer.decode_stream().with_shown_tokens(options.shown_tokens.clone()),
             stops,
             at_cut: HeldBackText::Show,

@@ -30,6 +30,9 @@ pub struct BatchAnswer {
     pub tokens: usize,
     /// Log-probabilities of each token, if [`GenerateOptions::logprobs`] asks for them.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Log-probabilities of the prompt's tokens from the second on, if [`GenerateOptions::prompt_logprobs`] asks for
+    /// them.
+    pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Reason for its end.
     pub stop: StopReason,
 }
@@ -173,7 +176,10 @@ impl BatchAnswers<'_> {
         let cancel = self.batch.generations().first().map(|g| g.decoder.cancel().clone());
         for (index, event) in self.batch.step(cancel.as_ref())? {
             let complete = match event {
-                BatchEvent::Prompt(_) => continue,
+                BatchEvent::Prompt(tokens) => {
+                    self.answers[index].prompt_logprobs.extend(tokens);
+                    continue;
+                }
                 BatchEvent::Piece(piece) => {
                     self.answers[index].push(piece);
                     continue;

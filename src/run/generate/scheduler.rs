@@ -17,7 +17,7 @@ use files::{Error, Result};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use text::sampler::{Logprobs, TokenLogprobs};
+use text::sampler::TokenLogprobs;
 use text::tokenizer::StopStrings;
 
 /// Interval of checks for the end while nothing runs.
@@ -59,8 +59,6 @@ pub struct Job {
     /// The options' stop strings, ready for use.
     pub stops: StopStrings,
     pub reuse: Reuse,
-    /// Computes log-probabilities of the prompt's tokens: see [`JobEvent::Prompt`]. Then no cached rows are used.
-    pub prompt_logprobs: Option<Logprobs>,
     /// Called on the scheduler's thread for every event; must not block.
     pub on_event: Box<dyn FnMut(JobEvent) + Send>,
 }
@@ -284,11 +282,14 @@ impl<'a> Slots<'a> {
     fn begin_request(&mut self, WaitingJob { job, since }: WaitingJob) -> Result<()> {
         let (slot, mut session) = self.free.pop().expect("invariant: `next_waiting` found one");
         session.clear();
-        let Job { prompt, options, seed, stops, reuse, prompt_logprobs: measures, on_event: mut tell } = job;
+        let Job { prompt, options, seed, stops, reuse, on_event: mut tell } = job;
         let decoder =
             TokenDecoder::new(self.engine.tokenizer(), DecoderParams { options: &options, seed, stops });
         let cached = match &reuse {
-            Reuse::In(realm) if measures.is_none() => self.prefix_cache.restore(&mut session, &prompt, realm),
+            // Log-probabilities need the logits of the prompt's tokens.
+            Reuse::In(realm) if options.prompt_logprobs.is_none() => {
+                self.prefix_cache.restore(&mut session, &prompt, realm)
+            }
             _ => Ok(0),
         };
         let begun = decoder.and_then(|decoder| {
@@ -314,8 +315,7 @@ impl<'a> Slots<'a> {
             last_token: None,
         };
         lock_mutex(&self.scheduler.stats).record_begin(&running.ending, slot);
-        let generation = Generation::new(slot, session, decoder, prompt.to_vec());
-        self.batch.push(generation.with_prompt_logprobs(measures));
+        self.batch.push(Generation::new(slot, session, decoder, prompt.to_vec()));
         self.running[slot] = Some(running);
         Ok(())
     }

@@ -33,9 +33,9 @@ pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResul
     let prompts = read_prompts(&body, &params)?;
     let mut echoes = Vec::new();
     if fields.echo == Some(true) {
-        params.prompt_logprobs = params.options.logprobs;
+        params.options.prompt_logprobs = params.options.logprobs;
         let evicts = model.engine.options().eviction.policy != Policy::None;
-        if params.prompt_logprobs.is_some() && evicts {
+        if params.options.prompt_logprobs.is_some() && evicts {
             let why = "log-probabilities of the prompt need a server without --evict";
             return Err(ApiError::for_field("echo", why));
         }
@@ -47,7 +47,7 @@ pub fn start_request(model: &Arc<ServerModel>, request: RequestBody) -> ApiResul
         texts: (0..prompts.len() * params.n).map(|_| TextState::default()).collect(),
         echoes,
         n: params.n,
-        has_prompt_logprobs: params.prompt_logprobs.is_some(),
+        has_prompt_logprobs: params.options.prompt_logprobs.is_some(),
     });
     start_completion(prompts, params, dialect)
 }
@@ -206,6 +206,10 @@ impl CompletionDialect {
 }
 
 impl Dialect for CompletionDialect {
+    fn held_bytes(&self) -> usize {
+        self.echoes.iter().map(|echo| echo.text.len()).sum()
+    }
+
     fn on_prompt_logprobs(&mut self, choice: usize, tokens: Vec<TokenLogprobs>) {
         self.texts[choice].prompt.extend(tokens);
     }

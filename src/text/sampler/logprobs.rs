@@ -20,14 +20,20 @@ pub struct Logprob {
 pub struct TokenLogprobs {
     /// The token that was chosen.
     pub chosen: Logprob,
-    /// The most probable tokens, best first; ties go to the lower id.
+    /// The most probable tokens, best first; ties go to the lower id. Then the tokens of [`Logprobs::with_tokens`].
     pub top: Vec<Logprob>,
+}
+
+/// The log probability of a text's tokens together; 0 without any.
+pub fn sum_logprobs(tokens: &[TokenLogprobs]) -> f64 {
+    tokens.iter().fold(0.0, |sum, token| sum + token.chosen.logprob)
 }
 
 /// Computes the log probabilities of one token after another. All memory is allocated at construction.
 #[derive(Debug, Clone)]
 pub struct Logprobs {
     count: usize,
+    tokens: Vec<u32>,
     ranking: Ranking,
     last: TokenLogprobs,
 }
@@ -43,7 +49,13 @@ impl Logprobs {
         let count = count.min(vocab);
         let chosen = Logprob { id: 0, logprob: f64::NEG_INFINITY };
         let last = TokenLogprobs { chosen, top: Vec::with_capacity(count) };
-        Ok(Self { count, ranking: Ranking::new(count, vocab), last })
+        Ok(Self { count, tokens: Vec::new(), ranking: Ranking::new(count, vocab), last })
+    }
+
+    /// Adds those of certain tokens.
+    pub fn with_tokens(mut self, tokens: Vec<u32>) -> Self {
+        self.last.top.reserve_exact(self.count + tokens.len());
+        Self { tokens, ..self }
     }
 
     /// Refuses a count above [`MAX_LOGPROBS`].
@@ -64,12 +76,14 @@ impl Logprobs {
             let logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
             Logprob { id, logprob: f64::from(logit) - total }
         };
-        self.last.chosen = of(chosen, logits.get(chosen as usize).copied().unwrap_or(f32::NEG_INFINITY));
+        let of_token = |id: u32| of(id, logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY));
+        self.last.chosen = of_token(chosen);
         self.last.top.clear();
         if self.count > 0 {
             self.ranking.select_top(logits, self.count);
             self.last.top.extend(self.ranking.best.iter().map(|&(id, logit)| of(id, logit)));
         }
+        self.last.top.extend(self.tokens.iter().map(|&id| of_token(id)));
     }
 
     /// The log probabilities of the last token.

@@ -2,6 +2,7 @@
 
 use super::client::{Server, short, with};
 use super::events;
+use crate::support::command::antigravity;
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
@@ -145,6 +146,28 @@ fn an_echo_says_how_probable_the_prompt_is() {
         (&first["finish_reason"], &whole["usage"]["completion_tokens"]),
         (&json!("length"), &json!(0))
     );
+    // `score` computes the same.
+    let line = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
+    let bits = |of: &Value| {
+        let tokens = of["logprobs"].as_array().expect("tokens").iter();
+        tokens.map(|token| token["chosen"]["logprob"].clone()).collect::<Vec<_>>()
+    };
+    let told = list(&first, "token_logprobs");
+    let scored = antigravity(["score", "-q", "--logprobs", "2", "Once upon a time", "Tom"]).text();
+    let scored: Vec<Value> = scored.lines().map(line).collect();
+    assert_eq!(
+        [bits(&scored[0]), bits(&scored[1])],
+        [&first, &second].map(|choice| list(choice, "token_logprobs")[1..].to_vec())
+    );
+    let sum: f64 = told[1..].iter().map(|x| x.as_f64().expect("a number")).sum();
+    assert_eq!((&scored[0]["logprob"], &scored[0]["tokens"]), (&json!(sum), &json!(told.len() - 1)));
+    assert_eq!(scored[1]["logprobs"][0]["top"].as_array().map(Vec::len), Some(2));
+    let behind = antigravity(["score", "-q", "--prompt", "Once upon", "--logprobs", "0", " a time"]).text();
+    assert_eq!(bits(&line(&behind)), told[told.len() - 2..]);
+    assert_eq!(antigravity(["score", "-q", ""]).text(), "{\"index\":0,\"tokens\":0,\"logprob\":0.0}\n");
+    antigravity(["score", "-q", "a", &"a dog ".repeat(2000)]).fails_with(2, &["prompt 1", "--max-seq-len"]);
+    antigravity(["score", "-q", "a", "--eviction-policy", "sliding"]).fails_with(2, &["--eviction-policy"]);
+
     let streamed = with(&short(), &json!({"echo": true, "logprobs": 0, "stream": true}));
     let parts = events(&server.post(PATH, &streamed));
     assert_eq!(parts[0]["choices"][0]["text"], "Once upon a time", "{parts:?}");
