@@ -126,9 +126,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{
-    DIM, HAS_BRANCHES, HAS_MAMBA, LAST_WRITING_LAYER, LAYERS, ONE_PART_LAYERS, VALUES_ARE_KEYS, is_recurrent,
-};
+use crate::dims::{DIM, HAS_BRANCHES, LAST_WRITING_LAYER, LAYERS, VALUES_ARE_KEYS, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -156,11 +154,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
 /// A part of the model that has no kernels; `None` if a device can run it.
-pub const MISSING_KERNELS: Option<&str> = if HAS_MAMBA {
-    Some("layers with Mamba2")
-} else if ONE_PART_LAYERS {
-    Some("layers that are only a mixer or a feed-forward")
-} else if HAS_BRANCHES || VALUES_ARE_KEYS {
+pub const MISSING_KERNELS: Option<&str> = if HAS_BRANCHES || VALUES_ARE_KEYS {
     Some("experts with norms of their own, or values that are keys")
 } else {
     None
@@ -395,6 +389,7 @@ impl OpenClDevice {
         let states_fit = runs.iter().all(|run| run.hidden.len() <= DIM * output_rows(run));
         let narrowed = Some(read).filter(|_| {
             self.model.layer_range().end == LAYERS
+                && self.model.layer_range().contains(&LAST_WRITING_LAYER)
                 && !is_recurrent(LAST_WRITING_LAYER)
                 && read < n
                 && n > 1
