@@ -2,7 +2,8 @@
 //
 // INPUT_NORM   norm of the residual
 // INPUT_RESIDUAL the residual itself
-// INPUT_ATT    attention's output, or a recurrent layer's
+// INPUT_ATT    attention's output
+// INPUT_ROWS   rows as they are: a recurrent layer's output
 // INPUT_FFN    silu(gate) * up, or the model's equivalent
 //
 // out: acts [token][COLS / 32][8 words], scales [token][COLS / 32] and sums of the halves of blocks [token][COLS / 32],
@@ -19,11 +20,13 @@
 #else
 float element(const __global float *src, const __global float *in, float scale, int i) {
 #if defined(INPUT_FFN) && GATED
-    return ACTIVATION(src[i]) * src[FFN_PAD + i];
+    return gated_up(src[i], src[FFN_PAD + i]);
+#elif defined(INPUT_FFN) && MLP_BIAS
+    return gated_up(src[i] + in[i], 0.0f);
 #elif defined(INPUT_FFN)
-    return ACTIVATION(src[i] + in[i]);
+    return gated_up(src[i], 0.0f);
 #elif defined(INPUT_ATT)
-    return src[ATT_COLUMN(i)];
+    return src[ATT_COLUMN(i)] * ATTENTION_OUT_SCALE;
 #else
     return src[i];
 #endif

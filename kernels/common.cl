@@ -145,14 +145,34 @@ float gelu(float x) {
     return divide(x, 1.0f + exp_approx(x * slope));
 }
 
+float squared_relu(float x) { return x > 0.0f ? x * x : 0.0f; }
+
 // Activation function of the feed-forward layer. Without a gate it is applied to `up`.
 #if GELU
 #define ACTIVATION(x) gelu(x)
+#elif SQUARED_RELU
+#define ACTIVATION(x) squared_relu(x)
 #else
 #define ACTIVATION(x) silu(x)
 #endif
+// Factors of its argument and of the result.
+#ifndef MLP_GATE_SCALE
+#define MLP_GATE_SCALE 1.0f
+#endif
+#ifndef MLP_OUT_SCALE
+#define MLP_OUT_SCALE 1.0f
+#endif
 // Number of matrices side by side at the start of the feed-forward layer.
 #define FFN_MATRICES (1 + GATED)
+
+// Activation of a row of gate, times the same row of `up`; without a gate that of `up`, which comes first.
+float gated_up(float gate, float up) {
+    float y = ACTIVATION(gate * MLP_GATE_SCALE);
+#if GATED
+    y *= up;
+#endif
+    return y * MLP_OUT_SCALE;
+}
 
 #ifdef STEP_GATE_UP
 // Result of a row of gate and of the same row of `up`, counted among those of all experts.
@@ -163,10 +183,11 @@ float activate(float gate, float up, const __global float *bias, int row) {
     gate = gate > EXPERT_LIMIT ? EXPERT_LIMIT : gate;
     up = up > EXPERT_LIMIT ? EXPERT_LIMIT : up;
     return gate * sigmoid(1.702f * gate) * ((up < -EXPERT_LIMIT ? -EXPERT_LIMIT : up) + 1.0f);
-#elif GATED
-    return ACTIVATION(gate) * up;
 #else
-    return ACTIVATION(gate + bias[row]);
+#if MLP_BIAS
+    gate += bias[row];
+#endif
+    return gated_up(gate, up);
 #endif
 }
 #endif
@@ -176,6 +197,11 @@ float activate(float gate, float up, const __global float *bias, int row) {
 #define NORM_AFTER_ROPE 2
 // Factor of queries that grow with their position, from the first angle of a layer on: the last of the cosines.
 #define QUERY_FACTOR(angles) ((angles)[ANGLES - 1 - ANGLES_AT])
+
+// Factor of attention's output.
+#ifndef ATTENTION_OUT_SCALE
+#define ATTENTION_OUT_SCALE 1.0f
+#endif
 
 // Output that is added to the residual: scaled, and stored elsewhere if it is to be normed first.
 #ifdef RESIDUAL_SCALE

@@ -1,7 +1,7 @@
 // A mixture of experts between its products (gemv.cl, with PRODUCTS): the choice of a token's experts, and the sum of
 // their outputs. Both have the order of src/model/cpu/experts.rs.
 //
-// scores: [token][SCORES], then the score of the shared expert's gate at SHARED_GATE_AT
+// scores: [token][SCORES]; that of the shared expert's gate, if it has one, is at SHARED_GATE_AT
 // choices: [token][USED] of expert and bits of its weight, in ascending order of the experts
 
 #ifdef CHOOSE
@@ -113,7 +113,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void add_experts(
     if (i >= DIM) return;
     float sum = sum_of_choices(choices, outputs, t, i);
 #if SHARED_EXPERT
-    sum = fma(shared[(size_t)t * DIM + i], sigmoid(scores[(size_t)t * SCORES + SHARED_GATE_AT]), sum);
+    float gate = SHARED_GATE ? sigmoid(scores[(size_t)t * SCORES + SHARED_GATE_AT]) : 1.0f;
+    sum = fma(shared[(size_t)t * DIM + i], gate, sum);
 #endif
 #if POST_NORMS
     post[(size_t)t * DIM + i] = sum;

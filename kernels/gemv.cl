@@ -77,7 +77,7 @@ void merge_chunks(const __global float *partials, const __global float *ml, int 
 void load_input(const __global float *from, const __global float *w, __local float *red, __local float *x) {
     int lid = get_local_id(0);
 #ifdef STEP_OUT
-    for (int i = lid; i < COLS; i += WG) x[i] = from[ATT_COLUMN(i)];
+    for (int i = lid; i < COLS; i += WG) x[i] = from[ATT_COLUMN(i)] * ATTENTION_OUT_SCALE;
 #else
     for (int i = lid; i < COLS; i += WG) x[i] = from[i];
 #endif

@@ -1,10 +1,17 @@
-// Layers with a recurrent state: gated short convolutions and gated delta nets. Tokens of a run are computed in ascending
-// order; see src/model/cpu/recurrent.rs.
+// Layers with a recurrent state: gated short convolutions, gated delta nets (DELTA_NET) and Mamba2 (MAMBA), whose B, C, x
+// and time steps are keys, queries, values and beta here. Tokens of a run are computed in ascending order; see
+// src/model/cpu/recurrent.rs and mamba.rs.
 //
-// mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first
+// mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first, then, of Mamba2, biases
 // layer: the first float of a layer's state, consecutive value heads that share a key head
+// heads: [bias | decay][VALUE_HEADS], of Mamba2 [bias | decay | skip]
 // state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]; STATE floats behind it, that
 // after the first token of a run of several
+
+#if DELTA_NET || MAMBA
+#define KEYS (KEY_HEADS * KEY_WIDTH)
+#define VALUES (VALUE_HEADS * VALUE_WIDTH)
+#endif
 
 #ifdef CONVOLVE
 // One work-item per channel. out: [token][CONV_CHANNELS]; of a short convolution, gated.
@@ -18,15 +25,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
     for (int j = 0; j < CONV_TAPS - 1; j++) held[j] = state[j * CONV_CHANNELS + c];
     for (int t = FIRST_TOKEN(run); t < FIRST_TOKEN(run) + TOKENS_OF(run); t++) {
         const __global float *row = mix + (size_t)t * MIX;
-        float u = row[c];
-#if !DELTA_NET
+        float u = row[CONV_AT + c], sum = 0.0f;
+#if MAMBA
+        u *= c < KEYS_AT ? SCALE_X : c < QUERIES_AT ? SCALE_B : SCALE_C;
+        sum = taps[CONV_TAPS * CONV_CHANNELS + c];
+#elif !DELTA_NET
         u *= row[2 * DIM + c];
 #endif
         held[CONV_TAPS - 1] = u;
-        float sum = 0.0f;
         for (int j = 0; j < CONV_TAPS; j++) sum = fma(held[j], taps[j * CONV_CHANNELS + c], sum);
         for (int j = 0; j < CONV_TAPS - 1; j++) held[j] = held[j + 1];
-#if DELTA_NET
+#if DELTA_NET || MAMBA
         out[(size_t)t * CONV_CHANNELS + c] = silu(sum);
 #else
         out[(size_t)t * CONV_CHANNELS + c] = row[DIM + c] * sum;
@@ -36,11 +45,6 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
     }
     for (int j = 0; j < CONV_TAPS - 1; j++) state[j * CONV_CHANNELS + c] = held[j];
 }
-#endif
-
-#if DELTA_NET
-#define KEYS (KEY_HEADS * KEY_WIDTH)
-#define VALUES (VALUE_HEADS * VALUE_WIDTH)
 #endif
 
 #ifdef PREPARE
@@ -57,10 +61,18 @@ float softplus(float x) {
     return fmax(x, 0.0f) + (s + s) * p;
 }
 
-// Gives each head of queries and keys its length: one work-group per head and token; a last one computes strength and
-// decay of each head's update. heads: [bias | decay][VALUE_HEADS]
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void prepare_delta(
+// Gives each head of a delta net's queries and keys its length: one work-group per head and token. A last one computes
+// strength and decay of each head's update.
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void prepare_update(
     __global float *mix, __global float *conv, const __global float *heads) {
+#if MAMBA
+    __global float *factors = mix + get_group_id(1) * MIX;
+    for (int h = get_local_id(0); h < VALUE_HEADS; h += WG) {
+        float step = softplus(factors[MIX_BETA_AT + h] * SCALE_STEP + heads[h]);
+        factors[MIX_BETA_AT + h] = step;
+        factors[MIX_DECAY_AT + h] = exp_approx(step * heads[VALUE_HEADS + h]);
+    }
+#else
     __local float red[16];
     __local float x[KEY_WIDTH];
     int lid = get_local_id(0), part = get_group_id(0);
@@ -82,15 +94,17 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void prepare_delta(
             factors[MIX_DECAY_AT + h] = exp_approx(softplus(a) * heads[VALUE_HEADS + h]);
         }
     }
+#endif
 }
 #endif
 
 #ifdef UPDATE
 // Updates sixteen columns of a head's state: a work-item has every sixteenth row of a column, as in the CPU's lanes.
-__kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
-    const __global float *mix, const __global float *conv, __global float *state, __global float *core, Run run,
-    int2 layer) {
-    __local float kept[256], given[256];
+__kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_state(
+    const __global float *mix, const __global float *conv, const __global float *heads, __global float *state,
+    __global float *core, Run run, int2 layer) {
+    // One of the second is read while the other is written for the next token.
+    __local float kept[256], given[2][256];
     int lid = get_local_id(0), lane = lid / 16, column = lid % 16, block = get_group_id(0);
     int head = block / (VALUE_WIDTH / 16), of_key = head / layer.y % KEY_HEADS * KEY_WIDTH;
     __global float *own = state + layer.x + CONV_STATE + (size_t)block * (KEY_WIDTH * 16) + lid;
@@ -98,43 +112,67 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
     for (int i = 0; i < KEY_WIDTH / 16; i++) s[i] = own[256 * i];
     for (int t = FIRST_TOKEN(run); t < FIRST_TOKEN(run) + TOKENS_OF(run); t++) {
         const __global float *factors = mix + (size_t)t * MIX, *row = conv + (size_t)t * CONV_CHANNELS;
-        const __global float *query = row + of_key + lane, *key = query + KEYS;
+        const __global float *query = row + QUERIES_AT + of_key + lane, *key = row + KEYS_AT + of_key + lane;
         float beta = factors[MIX_BETA_AT + head], decay = factors[MIX_DECAY_AT + head], sum = 0.0f;
-        for (int i = 0; i < KEY_WIDTH / 16; i++) {
-            s[i] *= decay;
-            sum = fma(s[i], key[16 * i], sum);
-        }
+        float value = row[VALUES_AT + block * 16 + column], change = value;
+        for (int i = 0; i < KEY_WIDTH / 16; i++) s[i] *= decay;
+#if DELTA_NET
+        for (int i = 0; i < KEY_WIDTH / 16; i++) sum = fma(s[i], key[16 * i], sum);
         kept[column * 16 + lane] = sum;
         barrier(CLK_LOCAL_MEM_FENCE);
-        float change = (row[2 * KEYS + block * 16 + column] - sum_lanes(kept + column * 16)) * beta;
+        change -= sum_lanes(kept + column * 16);
         sum = 0.0f;
+#endif
+        change *= beta;
         for (int i = 0; i < KEY_WIDTH / 16; i++) {
             s[i] = fma(key[16 * i], change, s[i]);
             sum = fma(s[i], query[16 * i], sum);
         }
         if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
             for (int i = 0; i < KEY_WIDTH / 16; i++) own[STATE + 256 * i] = s[i];
-        given[column * 16 + lane] = sum;
+        given[t % 2][column * 16 + lane] = sum;
         barrier(CLK_LOCAL_MEM_FENCE);
-        if (lane == 0) core[(size_t)t * VALUES + block * 16 + column] = sum_lanes(given + column * 16);
+        if (lane == 0) {
+            float out = sum_lanes(given[t % 2] + column * 16);
+#if MAMBA
+            out = fma(value, heads[2 * VALUE_HEADS + head], out);
+#endif
+            core[(size_t)t * VALUES + block * 16 + column] = out;
+        }
     }
     for (int i = 0; i < KEY_WIDTH / 16; i++) own[256 * i] = s[i];
 }
 #endif
 
 #ifdef GATE
-// Norms each head of the output and gates it: one work-group per head and token.
-__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gate_delta(
+#define BEFORE_GATE 1
+#define AFTER_GATE 2
+// Gates each part of the output, of GATE_WIDTH columns, and norms it if GATE_NORM says so: one work-group per part and
+// token.
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gate_mixed(
     const __global float *mix, __global float *core, const __global float *w) {
     __local float red[16];
-    __local float x[VALUE_WIDTH];
+    __local float x[GATE_WIDTH];
     int lid = get_local_id(0);
-    size_t t = get_group_id(1), at = get_group_id(0) * VALUE_WIDTH;
+    size_t t = get_group_id(1), at = get_group_id(0) * GATE_WIDTH;
     __global float *row = core + t * VALUES + at;
-    for (int i = lid; i < VALUE_WIDTH; i += WG) x[i] = row[i];
+    const __global float *gate = mix + t * MIX + MIX_GATE_AT + at;
+#if MAMBA
+    w += at;
+#endif
+    for (int i = lid; i < GATE_WIDTH; i += WG) {
+        x[i] = GATE_NORM == BEFORE_GATE ? row[i] : silu(gate[i] * SCALE_GATE) * row[i];
+    }
     barrier(CLK_LOCAL_MEM_FENCE);
-    float scale = norm_scale(x, VALUE_WIDTH, red);
-    for (int i = lid; i < VALUE_WIDTH; i += WG)
-        row[i] = silu(mix[t * MIX + MIX_GATE_AT + at + i]) * (x[i] * scale * w[i]);
+#if GATE_NORM
+    float scale = norm_scale(x, GATE_WIDTH, red);
+#endif
+    for (int i = lid; i < GATE_WIDTH; i += WG) {
+        float y = x[i];
+#if GATE_NORM
+        y = y * scale * w[i];
+#endif
+        row[i] = (GATE_NORM == BEFORE_GATE ? silu(gate[i] * SCALE_GATE) * y : y) * SCALE_OUT;
+    }
 }
 #endif

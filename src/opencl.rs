@@ -126,9 +126,7 @@ mod weights;
 
 pub use opencl_runtime::*;
 
-use crate::dims::{
-    DIM, HAS_MAMBA, LAST_WRITING_LAYER, LAYERS, ONE_PART_LAYERS, is_recurrent,
-};
+use crate::dims::{DIM, LAST_WRITING_LAYER, LAYERS, is_recurrent};
 use crate::model::device as seam;
 use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
@@ -155,14 +153,6 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
-/// A part of the model that has no kernels; `None` if a device can run it.
-pub const MISSING_KERNELS: Option<&str> = if HAS_MAMBA {
-    Some("layers with Mamba2")
-} else if ONE_PART_LAYERS {
-    Some("layers that are only a mixer or a feed-forward")
-} else {
-    None
-};
 
 pub use threads::{facts_of, open_device};
 pub use weights::{Matrices, Model, calibration_bytes};
@@ -393,6 +383,7 @@ impl OpenClDevice {
         let states_fit = runs.iter().all(|run| run.hidden.len() <= DIM * output_rows(run));
         let narrowed = Some(read).filter(|_| {
             self.model.layer_range().end == LAYERS
+                && self.model.layer_range().contains(&LAST_WRITING_LAYER)
                 && !is_recurrent(LAST_WRITING_LAYER)
                 && read < n
                 && n > 1

@@ -202,6 +202,11 @@ pub const fn is_recurrent(layer: usize) -> bool {
     LAYER_KINDS[layer].is_recurrent()
 }
 
+/// True for a layer with attention.
+pub const fn has_attention(layer: usize) -> bool {
+    LAYER_KINDS[layer].is_attention()
+}
+
 /// True if each layer is a mixer or a feed-forward, not both.
 pub const ONE_PART_LAYERS: bool = matches!(ARCH, Arch::NemotronH);
 
@@ -351,7 +356,7 @@ pub fn full_attention_layers() -> impl Iterator<Item = usize> {
 
 /// True for a layer with a cache of keys and values.
 pub const fn has_cache(layer: usize) -> bool {
-    layer < FIRST_SHARING_LAYER && LAYER_KINDS[layer].is_attention()
+    layer < FIRST_SHARING_LAYER && has_attention(layer)
 }
 
 /// True for a full-attention layer with a cache: its slots may be evicted, and have attention mass.

@@ -1,7 +1,7 @@
 //! Compiler options of the kernels: the model's dimensions, under their Rust names.
 
 use crate::dims::*;
-use files::config::{DeltaNetSizes, Experts, Mlp, QkNorm, Router};
+use files::config::{Experts, MambaNorm, Mlp, QkNorm, Router};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::device_info::DeviceInfo;
 
@@ -14,8 +14,7 @@ pub const GATE_AT: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of the fused matrix: q, k, v, then the gate of attention's output.
 pub const QKV: usize = GATE_AT + GATE_DIM.next_multiple_of(16);
 /// Rows of the fused matrix of layers without local heads, whose values may be their keys.
-pub const GLOBAL_QKV: usize =
-    if VALUES_ARE_KEYS { Q_PAD + GLOBAL_KV_DIM.next_multiple_of(16) } else { QKV };
+pub const GLOBAL_QKV: usize = if VALUES_ARE_KEYS { Q_PAD + GLOBAL_KV_DIM.next_multiple_of(16) } else { QKV };
 /// Rows of q, and of k or v, in the fused matrix of layers with local heads; narrower ones are whole groups of sixteen.
 const LOCAL_Q_PAD: usize = LOCAL_Q_DIM.next_multiple_of(16);
 const LOCAL_KV_PAD: usize = LOCAL_KV_DIM.next_multiple_of(16);
@@ -25,11 +24,23 @@ const _: () = assert!(!HAS_LOCAL_HEADS || LOCAL_HEAD_DIM.is_multiple_of(16) && !
 /// Columns of gate, and of up, in the fused result of both; in that of layers with a narrower feed-forward, zeros follow.
 pub const FFN_PAD: usize = MAX_FFN_DIM.next_multiple_of(16);
 
+/// Parts of a recurrent layer's output that are gated, and normed, on their own.
+pub const GATED_PARTS: usize = match DELTA_NET.value_heads + MAMBA.groups {
+    0 => 1,
+    parts => parts,
+};
+/// Their norm, as in `kernels/recurrent.cl`: none, before the gate, or after it.
+const GATE_NORM: usize = match MAMBA.norm {
+    _ if HAS_DELTA_NET => 1,
+    MambaNorm::None => 0,
+    MambaNorm::BeforeGate => 1,
+    MambaNorm::AfterGate => 2,
+};
+
 /// Column of the shared expert's gate behind the scores of the experts.
 pub const SHARED_GATE_AT: usize = EXPERTS.count.next_multiple_of(16);
 /// Columns of the router's scores.
-pub const SCORES: usize = SHARED_GATE_AT + HAS_SHARED_EXPERT as usize;
-const _: () = assert!(!HAS_EXPERTS || !HAS_PER_LAYER, "their steps have the same places in a layer");
+pub const SCORES: usize = SHARED_GATE_AT + HAS_SHARED_EXPERT_GATE as usize;
 const _: () = assert!(!ATTENTION_SINKS || !SHARES_KV, "a layer's sinks are stored with its calibration");
 
 pub use crate::model::device::ATTN_BLOCK;
@@ -56,7 +67,7 @@ impl LayerView {
             window: attention_window(layer).unwrap_or(0),
             angles: first_angle(layer),
             local_heads: has_local_heads(layer),
-            shares_kv: !has_cache(layer),
+            shares_kv: layer >= FIRST_SHARING_LAYER,
             values_are_keys: values_are_keys(layer),
         }
     }
@@ -104,10 +115,11 @@ impl Defines {
             ("PRE_NORMS", PRE_NORMS as usize),
             ("POST_NORMS", POST_NORMS as usize),
             ("GATED", HAS_GATE as usize),
-            ("GELU", !matches!(MLP, Mlp::SwiGlu) as usize),
+            ("GELU", !matches!(MLP, Mlp::SwiGlu | Mlp::SquaredRelu) as usize),
             ("MLP_BIAS", MLP_BIAS as usize),
         ];
         let more = [
+            ("SQUARED_RELU", matches!(MLP, Mlp::SquaredRelu) as usize),
             ("PER_LAYER_ROW", PER_LAYER_ROW),
             ("VALUE_NORM", VALUE_NORM as usize),
             ("LAYER_SCALARS", LAYER_SCALARS as usize),
@@ -118,7 +130,13 @@ impl Defines {
         // print warning counts on stderr.
         let all = sizes.fold(Defines(" -w".into()), |d, (name, n)| d.add_value(name, n));
         let run = 1 << HEAD_DIM.trailing_zeros();
-        let scales = [("RESIDUAL_SCALE", RESIDUAL_SCALE as f32), ("LOGIT_SCALE", LOGIT_SCALE as f32)];
+        let scales = [
+            ("RESIDUAL_SCALE", RESIDUAL_SCALE as f32),
+            ("LOGIT_SCALE", LOGIT_SCALE as f32),
+            ("ATTENTION_OUT_SCALE", ATTENTION_OUT_SCALE as f32),
+            ("MLP_GATE_SCALE", MLP_SCALES[0] as f32),
+            ("MLP_OUT_SCALE", MLP_SCALES[1] as f32),
+        ];
         let softcap = Some(("LOGIT_SOFTCAP", LOGIT_SOFTCAP as f32)).filter(|(_, cap)| *cap > 0.0);
         [
             ("NORM_EPS", NORM_EPS as f32),
@@ -134,29 +152,47 @@ impl Defines {
 
     /// Adds the sizes of recurrent layers.
     pub fn add_recurrent(self) -> Self {
-        let DeltaNetSizes { key_heads, value_heads, key_dim, value_dim } = DELTA_NET;
         // As computed on the CPU: see `prepare_heads` in `src/model/cpu/recurrent.rs`.
-        let length = 1.0 / (key_dim as f32).sqrt();
-        let floats = [
+        let length = 1.0 / (DELTA_NET.key_dim as f32).sqrt();
+        let of_delta_net = [
             ("KEY_LENGTH", length),
             ("QUERY_LENGTH", length * length),
-            ("LENGTH_EPS", 1e-6 / key_dim as f32),
+            ("LENGTH_EPS", 1e-6 / DELTA_NET.key_dim as f32),
         ];
-        let floats = floats.into_iter().filter(|_| HAS_DELTA_NET);
+        let names = ["SCALE_GATE", "SCALE_X", "SCALE_B", "SCALE_C", "SCALE_STEP"];
+        let scales = names.into_iter().zip(SSM_IN_SCALES.map(|scale| scale as f32));
+        let floats = of_delta_net.into_iter().filter(|_| HAS_DELTA_NET);
+        let floats = floats.chain(scales).chain([("SCALE_OUT", SSM_OUT_SCALE as f32)]);
+        let (keys, values) = (DELTA_KEY_DIM + MAMBA_GROUPS_DIM, STATE_WIDTH);
+        // Places among the channels, and among the projected inputs.
+        let [queries_at, keys_at, values_at] =
+            if HAS_MAMBA { [values + keys, values, 0] } else { [0, keys, 2 * keys] };
+        let [gate_at, beta_at, decay_at] = if HAS_MAMBA {
+            [0, MAMBA_STEP_AT, MAMBA_DECAY_AT]
+        } else {
+            [MIX_GATE_AT, MIX_BETA_AT, MIX_DECAY_AT]
+        };
         let all = [
             ("MIX", MIX),
+            ("CONV_AT", CONV_AT),
             ("CONV_TAPS", CONV_TAPS),
             ("CONV_CHANNELS", CONV_CHANNELS),
             ("CONV_STATE", CONV_STATE),
             ("STATE", STATE),
             ("DELTA_NET", HAS_DELTA_NET as usize),
-            ("KEY_HEADS", key_heads),
-            ("VALUE_HEADS", value_heads),
-            ("KEY_WIDTH", key_dim),
-            ("VALUE_WIDTH", value_dim),
-            ("MIX_GATE_AT", MIX_GATE_AT),
-            ("MIX_BETA_AT", MIX_BETA_AT),
-            ("MIX_DECAY_AT", MIX_DECAY_AT),
+            ("MAMBA", HAS_MAMBA as usize),
+            ("KEY_HEADS", DELTA_NET.key_heads + MAMBA.groups),
+            ("VALUE_HEADS", DELTA_NET.value_heads + MAMBA.heads),
+            ("KEY_WIDTH", STATE_ROWS),
+            ("VALUE_WIDTH", DELTA_NET.value_dim + MAMBA.head_dim),
+            ("QUERIES_AT", queries_at),
+            ("KEYS_AT", keys_at),
+            ("VALUES_AT", values_at),
+            ("MIX_GATE_AT", gate_at),
+            ("MIX_BETA_AT", beta_at),
+            ("MIX_DECAY_AT", decay_at),
+            ("GATE_WIDTH", STATE_WIDTH / GATED_PARTS),
+            ("GATE_NORM", GATE_NORM),
         ];
         let sizes = all.into_iter().fold(self, |d, (name, n)| d.add_value(name, n));
         floats.fold(sizes, |d, (name, x)| d.add_float(name, x))
@@ -226,6 +262,7 @@ impl Defines {
             ("SHARED_GATE_AT", SHARED_GATE_AT),
             ("SHARED_EXPERT", HAS_SHARED_EXPERT as usize),
             ("BRANCHES", HAS_BRANCHES as usize),
+            ("SHARED_GATE", HAS_SHARED_EXPERT_GATE as usize),
             ("EXPERT_BIAS", EXPERT_BIAS as usize),
             ("SOFTMAX", (router == Router::Softmax) as usize),
             ("CHOICE_BIAS", (router == Router::BiasedSigmoid) as usize),

@@ -78,11 +78,11 @@ impl ExpertStep {
 pub enum RecurrentStep {
     /// Causal convolution.
     Convolve,
-    /// Lengths of queries and keys, and factors of updates.
+    /// Lengths of queries and keys of a delta net, and factors of updates.
     Prepare,
-    /// Update of a delta net's state.
+    /// Update of the state of a delta net or of Mamba2.
     Update,
-    /// Norm and gate of its output.
+    /// Gate of its output, and norm.
     Gate,
 }
 
@@ -91,9 +91,9 @@ impl RecurrentStep {
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             RecurrentStep::Convolve => ("convolve", "CONVOLVE"),
-            RecurrentStep::Prepare => ("prepare_delta", "PREPARE"),
-            RecurrentStep::Update => ("update_delta", "UPDATE"),
-            RecurrentStep::Gate => ("gate_delta", "GATE"),
+            RecurrentStep::Prepare => ("prepare_update", "PREPARE"),
+            RecurrentStep::Update => ("update_state", "UPDATE"),
+            RecurrentStep::Gate => ("gate_mixed", "GATE"),
         }
     }
 }
@@ -181,7 +181,8 @@ pub(super) fn input_flag(input: MatmulInput) -> &'static str {
         MatmulInput::Norm => "INPUT_NORM",
         MatmulInput::Residual => "INPUT_RESIDUAL",
         MatmulInput::Merge { .. } => "INPUT_MERGE",
-        MatmulInput::Att | MatmulInput::LocalAtt | MatmulInput::Mixed | MatmulInput::PerLayer => "INPUT_ATT",
+        MatmulInput::Att | MatmulInput::LocalAtt => "INPUT_ATT",
+        MatmulInput::Mixed | MatmulInput::PerLayer => "INPUT_ROWS",
         MatmulInput::Ffn | MatmulInput::WideFfn => "INPUT_FFN",
     }
 }

@@ -213,8 +213,9 @@ impl Kernels {
             KernelName::Observe(..) => OBSERVE_ITEMS,
             KernelName::Recurrent(RecurrentStep::Convolve) => CONVOLVE_ITEMS,
             KernelName::Recurrent(RecurrentStep::Update) => UPDATE_ITEMS,
-            KernelName::Recurrent(RecurrentStep::Prepare | RecurrentStep::Gate) => ROPE_ITEMS,
-            KernelName::PostNorm
+            KernelName::Recurrent(RecurrentStep::Prepare) => ROPE_ITEMS,
+            KernelName::Recurrent(RecurrentStep::Gate)
+            | KernelName::PostNorm
             | KernelName::QkNorm
             | KernelName::Gate
             | KernelName::Experts(_)

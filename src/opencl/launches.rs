@@ -25,7 +25,7 @@ use files::config::QkNorm;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
-/// Launches of one layer in a pass of one token. Each covers the listed steps.
+/// Launches of one layer in a pass of one token. Each covers the listed steps, of all mixers of the layer.
 pub struct OneToken {
     /// norm, qkv
     pub qkv: MatmulLaunches,
@@ -42,15 +42,15 @@ pub struct OneToken {
     pub per_layer: Option<[MatmulLaunches; 2]>,
 }
 
-/// Launches of one layer in a pass of many tokens.
+/// Launches of one layer in a pass of many tokens; none for a part that the layer lacks.
 #[allow(missing_docs, reason = "the names are the steps' names")]
 pub struct ManyTokens {
-    pub norm: Launch,
+    pub norm: Option<Launch>,
+    /// Of all mixers.
     pub qkv: MatmulLaunches,
-    /// Converts the mixer's output to the form that `out` reads.
-    pub att: Launch,
-    pub out: MatmulLaunches,
-    pub ffn_norm: Launch,
+    /// Of each mixer the launch that converts its output to the form that `out` reads, and `out`.
+    pub outs: Vec<(Launch, MatmulLaunches)>,
+    pub ffn_norm: Option<Launch>,
     /// In layers with experts their scores.
     pub gate_up: MatmulLaunches,
     /// silu(gate) * up, in the form that `down` reads; `None` in layers with experts.
@@ -86,8 +86,8 @@ pub struct Launches {
     pub qk_norms: ByLayer<Launch>,
     /// Gate of attention's output, if the model has one.
     pub gate: Option<Launch>,
-    /// By layer: preparation and gate of a delta net; `None` for other layers.
-    pub delta: ByLayer<Option<[Launch; 2]>>,
+    /// By layer: preparation and gate of a delta net or of Mamba2; `None` for other layers.
+    pub around_update: ByLayer<Option<[Launch; 2]>>,
     /// Final norm and output head of one token.
     pub head: MatmulLaunches,
     /// Final norm of several tokens.
@@ -114,7 +114,17 @@ impl Launches {
 
 /// True if the product after attention may merge its chunks.
 pub(super) fn merges_in_out(layer: usize) -> bool {
-    !(HAS_ATTENTION_GATE || is_recurrent(layer) || has_local_heads(layer))
+    let has_more = HAS_ATTENTION_GATE || ATTENTION_OUT_SCALE != 1.0 || is_recurrent(layer);
+    has_attention(layer) && !has_more && !has_local_heads(layer)
+}
+
+/// Products of a layer's feed-forward, as far as it has them; of experts only their scores.
+fn ffn_steps(layer: usize) -> [Option<Step>; 2] {
+    match Step::of_ffn(layer) {
+        _ if has_experts(layer) => [Some(Step::Router), None],
+        [gate_up, down] => [Some(*gate_up), Some(*down)],
+        _ => [None; 2],
+    }
 }
 
 /// Buffers of a product besides its matrix and the state; see `kernels/gemv.cl`.
@@ -165,12 +175,12 @@ impl Binder<'_> {
     pub fn bind_uncached(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.needs_one;
-        let recurrent = [(HAS_STATE, RecurrentStep::Convolve), (HAS_DELTA_NET, RecurrentStep::Update)];
+        let recurrent = [(HAS_STATE, RecurrentStep::Convolve), (STATE_WIDTH > 0, RecurrentStep::Update)];
         for (_, step) in recurrent.into_iter().filter(|(has, _)| *has) {
             self.kernels.require_kernel(KernelName::Recurrent(step))?;
         }
         let layers = m.layers.layer_range();
-        for view in layers.clone().filter(|&layer| !is_recurrent(layer)).map(LayerView::of) {
+        for view in layers.clone().filter(|&layer| has_attention(layer)).map(LayerView::of) {
             if one && self.attend == AttendOn::Device {
                 self.kernels.require_kernel(KernelName::AttendOne(view))?;
             }
@@ -203,8 +213,9 @@ impl Binder<'_> {
             gate: HAS_ATTENTION_GATE
                 .then(|| self.bind_launch(KernelName::Gate, &[&s.att, &s.qkv]))
                 .transpose()?,
-            delta: ByLayer::try_new(layers.clone(), |i| {
-                (HAS_DELTA_NET && is_recurrent(i)).then(|| self.bind_delta(&m.layers[i])).transpose()
+            around_update: ByLayer::try_new(layers.clone(), |i| {
+                let has_update = STATE_WIDTH > 0 && is_recurrent(i);
+                has_update.then(|| self.bind_around_update(&m.layers[i])).transpose()
             })?,
             norm: many.then(|| self.bind_norm(Some(&m.norm), m.head.reads)).transpose()?,
             heads: if many { self.bind_heads()? } else { MatmulLaunches::default() },
@@ -337,23 +348,19 @@ impl Binder<'_> {
     }
 
     fn one_token(&mut self, l: &LayerWeights, layer: usize) -> Result<OneToken> {
-        let steps = Step::of_layer(layer);
-        let [input, output, gate_up, down, per_layer @ ..] = &steps[..] else {
-            unreachable!("invariant: the steps of a layer")
-        };
+        let (mixers, [gate_up, down]) = (Step::of_mixers(layer), ffn_steps(layer));
         Ok(OneToken {
-            qkv: self.bind_one(*input, l)?,
+            qkv: self.bind_steps(mixers.iter().map(|mixer| mixer[0]), l)?,
             out: match self.attend {
                 AttendOn::Device if merges_in_out(layer) => self.out_merging(l, attention_window(layer))?,
                 _ => MatmulLaunches::default(),
             },
-            out_merged: self.bind_one(*output, l)?,
-            gate_up: self.bind_one(if has_experts(layer) { Step::Router } else { *gate_up }, l)?,
-            down: if has_experts(layer) { MatmulLaunches::default() } else { self.bind_one(*down, l)? },
-            per_layer: match per_layer {
-                [gate, out] if HAS_PER_LAYER => Some([self.bind_one(*gate, l)?, self.bind_one(*out, l)?]),
-                _ => None,
-            },
+            out_merged: self.bind_steps(mixers.iter().map(|mixer| mixer[1]), l)?,
+            gate_up: self.bind_steps(gate_up, l)?,
+            down: self.bind_steps(down, l)?,
+            per_layer: HAS_PER_LAYER
+                .then(|| Ok([self.bind_one(Step::PerLayerGate, l)?, self.bind_one(Step::PerLayerOut, l)?]))
+                .transpose()?,
         })
     }
 
@@ -367,25 +374,24 @@ impl Binder<'_> {
     }
 
     fn many_tokens(&mut self, l: &LayerWeights, layer: usize) -> Result<ManyTokens> {
-        let steps = Step::of_layer(layer);
-        let [input, output, gate_up, down, per_layer @ ..] = &steps[..] else {
-            unreachable!("invariant: the steps of a layer")
+        let (mixers, [gate_up, down]) = (Step::of_mixers(layer), ffn_steps(layer));
+        let mut joined = |steps: &mut dyn Iterator<Item = Step>| {
+            let (mut input, mut products) = (None, MatmulLaunches::default());
+            for step in steps {
+                let (launch, of_step) = self.bind_many(step, l)?;
+                input = Some(launch);
+                products.0.extend(of_step.0);
+            }
+            Ok((input, products))
         };
-        let (norm, qkv) = self.bind_many(*input, l)?;
-        let (att, out) = self.bind_many(*output, l)?;
-        let (ffn_norm, gate_up) =
-            self.bind_many(if has_experts(layer) { Step::Router } else { *gate_up }, l)?;
-        let (silu, down) = if has_experts(layer) {
-            (None, MatmulLaunches::default())
-        } else {
-            let (silu, down) = self.bind_many(*down, l)?;
-            (Some(silu), down)
-        };
-        let per_layer = match per_layer {
-            [gate, out] if HAS_PER_LAYER => Some([self.bind_many(*gate, l)?, self.bind_many(*out, l)?]),
-            _ => None,
-        };
-        Ok(ManyTokens { norm, qkv, att, out, ffn_norm, gate_up, silu, down, per_layer })
+        let (norm, qkv) = joined(&mut mixers.iter().map(|mixer| mixer[0]))?;
+        let (ffn_norm, gate_up) = joined(&mut gate_up.into_iter())?;
+        let (silu, down) = joined(&mut down.into_iter())?;
+        let outs = mixers.iter().map(|mixer| self.bind_many(mixer[1], l)).collect::<Result<_>>()?;
+        let per_layer = HAS_PER_LAYER
+            .then(|| Ok([self.bind_many(Step::PerLayerGate, l)?, self.bind_many(Step::PerLayerOut, l)?]))
+            .transpose()?;
+        Ok(ManyTokens { norm, qkv, outs, ffn_norm, gate_up, silu, down, per_layer })
     }
 
     /// Norm of the residual, or the residual itself, in the form that the matrices of a step read.

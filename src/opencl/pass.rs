@@ -8,6 +8,7 @@
 //! ([`super::nvidia`]).
 
 use super::cache::OpenClCache;
+use super::defines::GATED_PARTS;
 use super::host_attention::HostAttention;
 use super::launches::{Launches, merges_in_out};
 use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
@@ -62,17 +63,18 @@ impl Pass<'_> {
             self.check_cancel()?;
             self.norm(layer)?; // RMS norm before attention
             self.qkv(layer, runs)?; // queries, keys and values
-            if is_recurrent(layer) {
-                self.mix_tokens(layer, runs)?; // or a convolution or delta net, which updates the state
-            } else {
+            if has_attention(layer) {
                 self.rope(layer, runs)?; // keys get their position and join the cache
                 self.attend(layer, runs)?; // each query over all slots up to its own, and what each slot received of it
                 self.keep_output_tokens(layer, runs)?; // what follows is only for tokens whose logits are wanted
             }
+            if is_recurrent(layer) {
+                self.mix_tokens(layer, runs)?; // or a convolution, delta net or Mamba2, which updates the state
+            }
             if self.n == 0 {
                 break;
             }
-            self.out(layer, runs)?; // attention's output joins the residual
+            self.out(layer, runs)?; // the outputs of attention and of what is in its place or beside it join the residual
             self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
             self.gate_up(layer)?; // silu(gate) * up
             self.down(layer)?; // back to the residual's width, and joins it
@@ -164,7 +166,8 @@ impl Pass<'_> {
         if self.is_single() {
             return Ok(());
         }
-        self.launches.many[layer].norm.run(self.device(), [self.n, 1])?;
+        let norm = self.launches.many[layer].norm.as_ref();
+        norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 1]))?;
         self.end_step("norm", layer)
     }
 
@@ -242,12 +245,12 @@ impl Pass<'_> {
     /// Computes a recurrent layer between its products.
     fn mix_tokens(&mut self, layer: usize, runs: &mut [Run<'_>]) -> Result<()> {
         self.each_run(layer, runs, Self::convolve_run)?;
-        if let Some([prepare, _]) = &self.launches.delta[layer] {
+        if let Some([prepare, _]) = &self.launches.around_update[layer] {
             prepare.run(self.device(), [2 * DELTA_NET.key_heads + 1, self.n])?;
         }
         self.each_run(layer, runs, Self::update_run)?;
-        if let Some([_, gate]) = &self.launches.delta[layer] {
-            gate.run(self.device(), [DELTA_NET.value_heads, self.n])?;
+        if let Some([_, gate]) = &self.launches.around_update[layer] {
+            gate.run(self.device(), [GATED_PARTS, self.n])?;
         }
         self.end_step("mix", layer)
     }
@@ -260,7 +263,7 @@ impl Pass<'_> {
 
     fn update_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
         let Some(update) = &mut cache.layer(layer).update else { return Ok(()) };
-        update.set_ints(&span.as_run())?.run(&self.model.device, [DELTA_VALUE_DIM / 16, 1])
+        update.set_ints(&span.as_run())?.run(&self.model.device, [STATE_WIDTH / 16, 1])
     }
 
     fn attend_of_run(&mut self, layer: usize, span: RunSpan, cache: &mut OpenClCache) -> Result<()> {
@@ -338,9 +341,10 @@ impl Pass<'_> {
         } else if self.is_single() {
             self.launches.one[layer].out_merged.launch_one(device)?;
         } else {
-            let l = &mut self.launches.many[layer];
-            l.att.run(device, [self.n, 1])?;
-            l.out.launch_many(device, self.n)?;
+            for (input, out) in &mut self.launches.many[layer].outs {
+                input.run(device, [self.n, 1])?;
+                out.launch_many(device, self.n)?;
+            }
         }
         self.post_norm(layer, 0)?;
         self.end_step("out", layer)
@@ -351,7 +355,8 @@ impl Pass<'_> {
         if self.is_single() {
             return Ok(());
         }
-        self.launches.many[layer].ffn_norm.run(self.device(), [self.n, 1])?;
+        let norm = self.launches.many[layer].ffn_norm.as_ref();
+        norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 1]))?;
         self.end_step("norm", layer)
     }
 

@@ -37,7 +37,7 @@ pub struct Scratch {
     pub att: Buffer,
     /// Inputs of a recurrent layer: `[token][MIX]`; a placeholder, like the next two, if there is none.
     pub mix: Buffer,
-    /// Output of a delta net's convolution: `[token][CONV_CHANNELS]`
+    /// Output of the convolution of a delta net or of Mamba2: `[token][CONV_CHANNELS]`
     pub conv: Buffer,
     /// Output of a recurrent layer before its projection: `[token][MIXED]`
     pub mixed: Buffer,
@@ -109,7 +109,7 @@ fn buffer_sizes(tokens: usize) -> [usize; 20] {
         tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
         tokens * MIX,
-        tokens * if HAS_DELTA_NET { CONV_CHANNELS } else { 0 },
+        tokens * if STATE_WIDTH > 0 { CONV_CHANNELS } else { 0 },
         tokens * MIXED,
         tokens * PER_LAYER_ROW,
         tokens * PER_LAYER_DIM,

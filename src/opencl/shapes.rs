@@ -25,7 +25,7 @@ pub const MERGE_ITEMS: usize = 64;
 pub const ROPE_ITEMS: usize = 32;
 /// Work-items of a work-group of `convolve`, one channel each.
 pub const CONVOLVE_ITEMS: usize = 64;
-/// Work-items of a work-group of `update_delta`: sixteen columns, sixteen lanes.
+/// Work-items of a work-group of `update_state`: sixteen columns, sixteen lanes.
 pub const UPDATE_ITEMS: usize = 256;
 /// Work-items of a work-group of `observe`, one slot each.
 pub const OBSERVE_ITEMS: usize = 64;

@@ -47,17 +47,19 @@ pub enum Step {
 }
 
 impl Step {
-    /// Products of a layer: before and after its mixer, of its feed-forward, and with its own embedding of a token, if
-    /// it has one.
-    pub fn of_layer(layer: usize) -> Vec<Step> {
-        let mixer = if is_recurrent(layer) {
-            [Step::Mix, Step::MixOut]
-        } else if has_local_heads(layer) {
-            [Step::LocalQkv, Step::LocalOut]
-        } else {
-            [Step::Qkv, Step::Out]
-        };
-        let ffn: &[Step] = if has_experts(layer) && HAS_FFN_BESIDE {
+    /// Products before and after each mixer of a layer.
+    pub fn of_mixers(layer: usize) -> Vec<[Step; 2]> {
+        let local = has_local_heads(layer);
+        let attention = if local { [Step::LocalQkv, Step::LocalOut] } else { [Step::Qkv, Step::Out] };
+        let attention = has_attention(layer).then_some(attention);
+        attention.into_iter().chain(is_recurrent(layer).then_some([Step::Mix, Step::MixOut])).collect()
+    }
+
+    /// Products of a layer's feed-forward.
+    pub fn of_ffn(layer: usize) -> &'static [Step] {
+        if !has_ffn(layer) {
+            &[]
+        } else if has_experts(layer) && HAS_FFN_BESIDE {
             &[Step::ExpertGateUp, Step::ExpertDown, Step::Router, Step::SharedGateUp, Step::SharedDown]
         } else if has_experts(layer) {
             &[Step::ExpertGateUp, Step::ExpertDown, Step::Router]
@@ -65,26 +67,22 @@ impl Step {
             &[Step::GateUp, Step::Down]
         } else {
             &[Step::WideGateUp, Step::WideDown]
-        };
-        let embedding: &[Step] = if HAS_PER_LAYER { &[Step::PerLayerGate, Step::PerLayerOut] } else { &[] };
-        [&mixer[..], ffn, embedding].concat()
+        }
     }
 
-    /// Index among the steps of a layer.
-    ///
-    /// # Panics
-    ///
-    /// For a step that belongs to no layer.
-    pub fn index_in_layer(self) -> usize {
+    /// Products of a layer: of its mixers, of its feed-forward, and with its own embedding of a token, if it has one.
+    pub fn of_layer(layer: usize) -> Vec<Step> {
+        let embedding: &[Step] = if HAS_PER_LAYER { &[Step::PerLayerGate, Step::PerLayerOut] } else { &[] };
+        [Step::of_mixers(layer).as_flattened(), Step::of_ffn(layer), embedding].concat()
+    }
+
+    /// The second half of the feed-forward whose first half this is.
+    pub fn matching_down(self) -> Step {
         match self {
-            Step::Qkv | Step::LocalQkv | Step::Mix => 0,
-            Step::Out | Step::LocalOut | Step::MixOut => 1,
-            Step::GateUp | Step::WideGateUp | Step::ExpertGateUp => 2,
-            Step::Down | Step::WideDown | Step::ExpertDown => 3,
-            Step::PerLayerGate | Step::Router => 4,
-            Step::PerLayerOut | Step::SharedGateUp => 5,
-            Step::SharedDown => 6,
-            Step::Head | Step::PerLayerInputs => unreachable!("invariant: a step of a layer"),
+            Step::WideGateUp => Step::WideDown,
+            Step::ExpertGateUp => Step::ExpertDown,
+            Step::SharedGateUp => Step::SharedDown,
+            _ => Step::Down,
         }
     }
 

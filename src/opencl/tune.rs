@@ -13,7 +13,7 @@ use super::step_launch::{Launch, MatmulLaunches};
 use super::storage::Step;
 use super::variants::{BASELINE, Tokens, VARIANTS, Variant, VariantPair};
 use super::weights::{LayerWeights, Matrices, Model};
-use crate::dims::{has_experts, has_local_heads, is_recurrent};
+use crate::dims::{has_experts, has_ffn, has_local_heads, is_recurrent};
 use numeric::kv::{KvType, KvTypes};
 use opencl_runtime::buffer::{Buffer, bytes_of};
 use opencl_runtime::device::Device;
@@ -29,9 +29,10 @@ const MANY: usize = 64;
 /// Time after which nothing more is compiled just for timing, counted for many tokens and again for one. The chosen
 /// variant would have been compiled anyway.
 const COMPILE_BUDGET: Duration = Duration::from_millis(2500);
-/// Step used for timing: of a layer with experts the first one, because those have no variants for many tokens.
-pub const STEP: Step = match (has_experts(0), is_recurrent(0), has_local_heads(0)) {
-    (false, ..) => Step::GateUp,
+/// Step used for timing: of a layer with experts the first one, because those have no variants for many tokens, and of
+/// one without a feed-forward.
+pub const STEP: Step = match (has_ffn(0) && !has_experts(0), is_recurrent(0), has_local_heads(0)) {
+    (true, ..) => Step::GateUp,
     (_, true, _) => Step::Mix,
     (_, _, true) => Step::LocalQkv,
     _ => Step::Qkv,
@@ -138,7 +139,7 @@ pub fn variants_key(model: &Model) -> String {
     SOURCES.hash(&mut sources);
     // Stages of a split with other numbers of layers have the same variants.
     let of_layers = model.matrices.layers.values().flat_map(|l| &l.steps);
-    let stored = of_layers.flat_map(|step| &step.chunks).map(|chunk| chunk.storage.to_string());
+    let stored = of_layers.flat_map(|(_, w)| &w.chunks).map(|chunk| chunk.storage.to_string());
     stored.collect::<BTreeSet<_>>().hash(&mut sources);
     let device = model.device.info().cache_key_parts();
     format!("variants {:016x} on {device:?} {}", sources.finish(), Defines::for_model().as_str())

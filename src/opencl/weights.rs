@@ -55,7 +55,7 @@ impl StepWeights {
 /// One layer in the device's memory.
 pub struct LayerWeights {
     /// Matrices of each of [`Step::of_layer`].
-    pub steps: Vec<StepWeights>,
+    pub steps: Vec<(Step, StepWeights)>,
     /// Weights of the norm before attention (`[DIM]`), then its biases.
     pub attn_norm: Option<Buffer>,
     /// Norm before the feed-forward layer, likewise.
@@ -81,20 +81,25 @@ pub struct LayerWeights {
     pub up_bias: Option<Buffer>,
     /// `[DIM]`; of experts `[EXPERT_DOWN_ROWS]`
     pub down_bias: Option<Buffer>,
-    /// Taps of a recurrent layer's convolution: `[CONV_TAPS][CONV_CHANNELS]`
+    /// Taps of a recurrent layer's convolution: `[CONV_TAPS][CONV_CHANNELS]`; of Mamba2 its biases follow.
     pub taps: Option<Buffer>,
-    /// Of a delta net: `[bias | decay][value_heads]`
-    pub delta_heads: Option<Buffer>,
-    /// Norm of a delta net's output: `[value_dim]`
-    pub delta_norm: Option<Buffer>,
-    /// Consecutive value heads of a delta net that share a key head; 0 for other layers.
+    /// Of a delta net: `[bias | decay][value_heads]`; of Mamba2 `[bias | decay | skip][heads]`
+    pub head_factors: Option<Buffer>,
+    /// Norm of the output of a delta net, `[value_dim]`, or of Mamba2, `[MAMBA_DIM]`
+    pub mixed_norm: Option<Buffer>,
+    /// Consecutive heads that share a key head of a delta net, or a group of Mamba2; 0 for other layers.
     pub shared_run: usize,
 }
 
 impl LayerWeights {
     /// Weights of a step.
+    ///
+    /// # Panics
+    ///
+    /// If the layer does not have it.
     pub fn step(&self, step: Step) -> &StepWeights {
-        &self.steps[step.index_in_layer()]
+        let found = self.steps.iter().find(|(own, _)| *own == step);
+        &found.expect("invariant: a step of the layer").1
     }
 
     /// Norm of the input of a step of the feed-forward.
@@ -108,30 +113,37 @@ impl LayerWeights {
     }
 }
 
-/// Vectors of a layer's mixer, in the order of upload; empty if it has none.
+/// Vectors of a layer's mixers, in the order of upload; empty if it has none.
 #[derive(Default)]
 struct MixerVectors {
     qkv_bias: Vec<f32>,
     o_bias: Vec<f32>,
     qk_norm: Vec<f32>,
     taps: Vec<f32>,
-    delta_heads: Vec<f32>,
-    delta_norm: Vec<f32>,
+    head_factors: Vec<f32>,
+    mixed_norm: Vec<f32>,
 }
 
 impl MixerVectors {
-    fn of(mixer: &Mixer) -> Self {
+    fn of(l: &Layer) -> Self {
         let mut all = Self::default();
-        match mixer {
+        match &l.mixer {
             Mixer::Attention(a) => all.add_attention(a),
             Mixer::LocalAttention(a) => all.add_attention(a),
             Mixer::ShortConv(w) => all.taps = w.taps.clone(),
             Mixer::DeltaNet(w) => {
                 all.taps = w.taps.clone();
-                all.delta_heads = [w.bias.as_slice(), w.decay.as_slice()].concat();
-                all.delta_norm = w.norm.clone();
+                all.head_factors = [w.bias.as_slice(), w.decay.as_slice()].concat();
+                all.mixed_norm = w.norm.clone();
             }
-            Mixer::None => unreachable!("invariant: the model has kernels"),
+            Mixer::None => {}
+        }
+        if let Some(w) = &l.mamba {
+            all.taps = w.taps.clone();
+            all.taps.extend(&w.conv_bias);
+            all.taps.resize((CONV_TAPS + 1) * CONV_CHANNELS, 0.0);
+            all.head_factors = [w.bias.as_slice(), w.decay.as_slice(), w.skip.as_slice()].concat();
+            all.mixed_norm = w.norm.clone();
         }
         all
     }
@@ -296,7 +308,7 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
     let mut floats = Vec::new();
     for l in &weights.layers[layers.clone()] {
         upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
-        let (mixer, ffn) = (MixerVectors::of(&l.mixer), ffn_vectors(&l.ffn));
+        let (mixer, ffn) = (MixerVectors::of(l), ffn_vectors(&l.ffn));
         floats.extend(post_norms(l).iter().map(|norm| 4 * norm.len()));
         let all = [
             &l.attn_norm,
@@ -305,8 +317,8 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
             &mixer.o_bias,
             &mixer.qk_norm,
             &mixer.taps,
-            &mixer.delta_heads,
-            &mixer.delta_norm,
+            &mixer.head_factors,
+            &mixer.mixed_norm,
         ];
         let all = all.into_iter().chain(&ffn).map(Vec::len);
         floats.extend(all.filter(|&n| n > 0).map(|n| 4 * n));
@@ -343,7 +355,7 @@ fn ffn_vectors(ffn: &Ffn) -> [Vec<f32>; 6] {
             }
             all
         }
-        Ffn::None => unreachable!("invariant: the model has kernels"),
+        Ffn::None => Default::default(),
     }
 }
 
@@ -372,7 +384,7 @@ fn upload_per_layer(
 }
 
 fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerWeights> {
-    let mixer = MixerVectors::of(&l.mixer);
+    let mixer = MixerVectors::of(l);
     let some = |to: &mut Uploader<'_>, values: &[f32]| {
         (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
     };
@@ -380,7 +392,7 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
     let steps = Step::of_layer(index).into_iter().zip(&parts);
     let [up_bias, down_bias, router_bias, router_norm, experts_norm, branch_norms] = &ffn_vectors(&l.ffn);
     Ok(LayerWeights {
-        steps: steps.map(|(step, parts)| upload_step(to, step, parts)).collect::<Result<_>>()?,
+        steps: steps.map(|(step, parts)| Ok((step, upload_step(to, step, parts)?))).collect::<Result<_>>()?,
         attn_norm: some(to, &l.attn_norm)?,
         ffn_norm: some(to, &l.ffn_norm)?,
         qkv_bias: some(to, &mixer.qkv_bias)?,
@@ -394,11 +406,11 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
         up_bias: some(to, up_bias)?,
         down_bias: some(to, down_bias)?,
         taps: some(to, &mixer.taps)?,
-        delta_heads: some(to, &mixer.delta_heads)?,
-        delta_norm: some(to, &mixer.delta_norm)?,
+        head_factors: some(to, &mixer.head_factors)?,
+        mixed_norm: some(to, &mixer.mixed_norm)?,
         shared_run: match &l.mixer {
             Mixer::DeltaNet(w) => w.shared_run,
-            _ => 0,
+            _ => MAMBA.heads.checked_div(MAMBA.groups).unwrap_or(0),
         },
     })
 }

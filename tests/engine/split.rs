@@ -188,7 +188,11 @@ fn a_stage_that_fails_leaves_no_token_behind() {
     for lost_in in [0, 2] {
         let mut device = SplitDevice::new(vec![
             Asking::stage(engine.weights(), first.clone(), |_| Ok(())),
-            Asking::stage(engine.weights(), second.clone(), move |n| if n < lost_in { Ok(()) } else { lost(n) }),
+            Asking::stage(
+                engine.weights(),
+                second.clone(),
+                move |n| if n < lost_in { Ok(()) } else { lost(n) },
+            ),
         ]);
         let mut caches = [0; 4].map(|_| device.new_cache(64).unwrap());
         let failed = forward_four(&mut device, &mut caches);

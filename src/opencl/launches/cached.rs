@@ -37,7 +37,7 @@ pub struct CacheLayer {
     pub observe_one: Option<Launch>,
     /// Convolution of a recurrent layer.
     pub convolve: Option<Launch>,
-    /// Update of a delta net's state.
+    /// Update of the state of a delta net or of Mamba2.
     pub update: Option<Launch>,
 }
 
@@ -59,12 +59,17 @@ impl Binder<'_> {
         let weights = &self.matrices.layers;
         let layers = ByLayer::try_new(weights.layer_range(), |i| {
             let l = &weights[i];
-            if let Some(state) = state.filter(|_| is_recurrent(i)) {
-                return self.recurrent_layer(l, state, i);
-            }
             let calibration = self.calibration.get(kv_layer(i)).unwrap_or(&self.scratch.none);
             let mass = mass.filter(|_| has_mass(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
-            self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)
+            let attention = if has_attention(i) {
+                self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)?
+            } else {
+                CacheLayer::default()
+            };
+            match state.filter(|_| is_recurrent(i)) {
+                Some(state) => self.recurrent_layer(l, state, i, attention),
+                None => Ok(attention),
+            }
         });
         Ok(CacheLaunches { layers: layers?, decode: None, slots: self.scratch.slots })
     }

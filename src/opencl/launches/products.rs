@@ -11,6 +11,16 @@ use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
 impl Binder<'_> {
+    /// Binds [steps of one token](Binder::bind_one), one after the other.
+    pub(super) fn bind_steps(
+        &mut self,
+        steps: impl IntoIterator<Item = Step>,
+        l: &LayerWeights,
+    ) -> Result<MatmulLaunches> {
+        let products = steps.into_iter().map(|step| Ok(self.bind_one(step, l)?.0));
+        products.collect::<Result<Vec<_>>>().map(|all| MatmulLaunches(all.into_iter().flatten().collect()))
+    }
+
     /// Binds a step of one token, including its input.
     ///
     /// # Panics
@@ -18,11 +28,7 @@ impl Binder<'_> {
     /// For the head, which belongs to no layer.
     pub fn bind_one(&mut self, step: Step, l: &LayerWeights) -> Result<MatmulLaunches> {
         let operands = one_token_buffers(self.scratch, step, l);
-        let next = match step {
-            Step::SharedGateUp => l.step(Step::SharedDown).reads,
-            step if step.is_gate_up() => l.step(Step::Down).reads,
-            _ => Activations::Floats,
-        };
+        let next = if step.is_gate_up() { l.step(step.matching_down()).reads } else { Activations::Floats };
         let input = match step {
             Step::PerLayerGate => MatmulInput::Residual,
             Step::Qkv | Step::LocalQkv | Step::Mix | Step::Router if PRE_NORMS => MatmulInput::Norm,

@@ -1,7 +1,7 @@
 //! Launches of recurrent layers between their products.
 
 use super::{Binder, CacheLayer};
-use crate::dims::{HAS_DELTA_NET, state_range};
+use crate::dims::{STATE_WIDTH, state_range};
 use crate::opencl::kernels::{KernelName, RecurrentStep};
 use crate::opencl::step_launch::Launch;
 use crate::opencl::weights::LayerWeights;
@@ -9,37 +9,38 @@ use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
 
 impl Binder<'_> {
-    /// Preparation and gate of a delta net.
-    pub(super) fn bind_delta(&mut self, l: &LayerWeights) -> Result<[Launch; 2]> {
+    /// Preparation and gate of a delta net or of Mamba2.
+    pub(super) fn bind_around_update(&mut self, l: &LayerWeights) -> Result<[Launch; 2]> {
         let s = self.scratch;
         let or_none = |buffer| Option::as_ref(buffer).unwrap_or(&s.none);
-        let prepare = [&s.mix, &s.conv, or_none(&l.delta_heads)];
-        let gate = [&s.mix, &s.mixed, or_none(&l.delta_norm)];
+        let prepare = [&s.mix, &s.conv, or_none(&l.head_factors)];
+        let gate = [&s.mix, &s.mixed, or_none(&l.mixed_norm)];
         Ok([
             self.bind_launch(KernelName::Recurrent(RecurrentStep::Prepare), &prepare)?,
             self.bind_launch(KernelName::Recurrent(RecurrentStep::Gate), &gate)?,
         ])
     }
 
-    /// Launches of a recurrent layer that use the state of a sequence.
+    /// Adds the launches of a recurrent layer that use the state of a sequence.
     pub(super) fn recurrent_layer(
         &mut self,
         l: &LayerWeights,
         state: &Buffer,
         layer: usize,
+        beside: CacheLayer,
     ) -> Result<CacheLayer> {
         let s = self.scratch;
-        let (taps, out) =
-            (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
-        let mut bind = |step, buffers: [&Buffer; 4]| {
-            let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
+        let [taps, heads] = [&l.taps, &l.head_factors].map(|buffer| buffer.as_ref().unwrap_or(&s.none));
+        let out = if STATE_WIDTH > 0 { &s.conv } else { &s.mixed };
+        let mut bind = |step, buffers: &[&Buffer]| {
+            let mut launch = self.bind_launch(KernelName::Recurrent(step), buffers)?;
             launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
             Ok(launch)
         };
-        let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);
-        let update = HAS_DELTA_NET
-            .then(|| bind(RecurrentStep::Update, [&s.mix, &s.conv, state, &s.mixed]))
+        let convolve = Some(bind(RecurrentStep::Convolve, &[&s.mix, taps, state, out])?);
+        let update = (STATE_WIDTH > 0)
+            .then(|| bind(RecurrentStep::Update, &[&s.mix, &s.conv, heads, state, &s.mixed]))
             .transpose()?;
-        Ok(CacheLayer { convolve, update, ..CacheLayer::default() })
+        Ok(CacheLayer { convolve, update, ..beside })
     }
 }

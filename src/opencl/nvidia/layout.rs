@@ -22,12 +22,16 @@ pub struct WeightLayout {
 impl WeightLayout {
     /// Finds the offsets; `None` if the weights are not parts of one buffer each, layer by layer.
     pub fn find_layout(weights: &Matrices, calibration: &[Buffer]) -> Option<Self> {
-        let first: Vec<usize> =
-            weights.layers[0].steps.iter().map(matrix_offsets).collect::<Option<Vec<_>>>()?.concat();
+        let first: Vec<usize> = weights.layers[0]
+            .steps
+            .iter()
+            .map(|(_, w)| matrix_offsets(w))
+            .collect::<Option<Vec<_>>>()?
+            .concat();
         let head = matrix_offsets(&weights.head)?;
         let matrices = weights.head.chunks[0].quants.parent_and_offset()?.0.clone();
         let bytes = match weights.layers.get(1) {
-            Some(next) => matrix_offsets(&next.steps[0])?[0],
+            Some(next) => matrix_offsets(&next.steps[0].1)?[0],
             None => head[0],
         };
         let names = [
@@ -39,7 +43,7 @@ impl WeightLayout {
         let mut defines: Vec<_> = names.into_iter().flatten().zip(first).collect();
         defines.extend(["AT_HEAD", "AT_HEAD_SCALES"].into_iter().zip(head));
         defines.push(("LAYER_BYTES", bytes));
-        let steps = weights.layers.values().flat_map(|l| &l.steps).chain([&weights.head]);
+        let steps = weights.layers.values().flat_map(|l| &l.steps).map(|(_, w)| w).chain([&weights.head]);
         let all_q4 = steps.flat_map(|s| &s.chunks).all(|c| c.storage == MatrixStorage::Blocks(Format::Q4_0));
         let (floats, at) = float_offsets(&weights.layers[0])?;
         let next = weights.layers.get(1).and_then(|l| l.attn_norm.as_ref()).unwrap_or(&weights.norm);
@@ -49,7 +53,7 @@ impl WeightLayout {
         // The kernel expects equal layers one after the other, then the rest.
         let even = weights.layers.values().enumerate().all(|(i, l)| {
             let begins = |b: &Buffer, at: usize| b.parent_and_offset().is_some_and(|(_, start)| start == at);
-            begins(&l.steps[0].chunks[0].quants, i * bytes)
+            begins(&l.steps[0].1.chunks[0].quants, i * bytes)
                 && l.attn_norm.as_ref().is_some_and(|norm| begins(norm, i * stride))
         });
         let ends = weights.norm.parent_and_offset()?.1 == LAYERS * stride;

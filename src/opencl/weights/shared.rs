@@ -30,33 +30,31 @@ impl Matrices {
         let layers = ByLayer::try_new::<Failure>(0..LAYERS, |i| {
             let l = &mut weights.layers[i];
             let on_device = upload_layer(to, l, i)?;
-            let [qkv, out, gate_up, down, per_layer @ ..] = &on_device.steps[..] else {
-                unreachable!("invariant: the steps of a layer")
-            };
+            let of_steps = |[first, second]: [Step; 2]| [on_device.step(first), on_device.step(second)];
+            let mixer = || of_steps(Step::of_mixers(i)[0]);
             match &mut l.mixer {
-                Mixer::Attention(a) => adopt_attention(a, qkv, out)?,
-                Mixer::LocalAttention(a) => adopt_attention(a, qkv, out)?,
-                Mixer::ShortConv(w) => {
-                    adopt_rows(&mut w.w_in, qkv, 0)?;
-                    adopt_rows(&mut w.w_out, out, 0)?;
-                }
+                Mixer::Attention(a) => adopt_attention(a, mixer())?,
+                Mixer::LocalAttention(a) => adopt_attention(a, mixer())?,
+                Mixer::ShortConv(w) => adopt_both((&mut w.w_in, &mut w.w_out), mixer())?,
                 Mixer::DeltaNet(w) => {
-                    adopt_rows(&mut w.qkv, qkv, 0)?;
-                    adopt_rows(&mut w.z, qkv, MIX_GATE_AT / GROUP_ROWS)?;
-                    adopt_rows(&mut w.b, qkv, MIX_BETA_AT / GROUP_ROWS)?;
-                    adopt_rows(&mut w.a, qkv, MIX_DECAY_AT / GROUP_ROWS)?;
-                    adopt_rows(&mut w.w_out, out, 0)?;
+                    let [inputs, out] = mixer();
+                    adopt_rows(&mut w.z, inputs, MIX_GATE_AT / GROUP_ROWS)?;
+                    adopt_rows(&mut w.b, inputs, MIX_BETA_AT / GROUP_ROWS)?;
+                    adopt_rows(&mut w.a, inputs, MIX_DECAY_AT / GROUP_ROWS)?;
+                    adopt_both((&mut w.qkv, &mut w.w_out), [inputs, out])?;
                 }
-                Mixer::None => unreachable!("invariant: the model has kernels"),
+                Mixer::None => {}
+            }
+            if let Some(w) = l.mamba.as_mut() {
+                adopt_both((&mut w.w_in, &mut w.w_out), of_steps([Step::Mix, Step::MixOut]))?;
             }
             match &mut l.ffn {
-                Ffn::Usual(w) => adopt_feed_forward(w, gate_up, down)?,
-                Ffn::Wide(w) => adopt_feed_forward(w, gate_up, down)?,
+                Ffn::Usual(w) => adopt_feed_forward(w, of_steps([Step::GateUp, Step::Down]))?,
+                Ffn::Wide(w) => adopt_feed_forward(w, of_steps([Step::WideGateUp, Step::WideDown]))?,
                 Ffn::Experts(w) => {
-                    adopt_gate_up((Some(&mut w.gate), &mut w.up), gate_up)?;
-                    adopt_rows(&mut w.down, down, 0)?;
-                    let router = on_device.step(Step::Router);
-                    adopt_rows(&mut w.router, router, 0)?;
+                    adopt_gate_up((Some(&mut w.gate), &mut w.up), on_device.step(Step::ExpertGateUp))?;
+                    let [router, down] = of_steps([Step::Router, Step::ExpertDown]);
+                    adopt_both((&mut w.router, &mut w.down), [router, down])?;
                     let mut beside = w.branches.as_mut().map(|branches| &mut branches.shared);
                     if let Some((shared, gate)) = &mut w.shared {
                         let at = SHARED_GATE_AT / GROUP_ROWS;
@@ -64,15 +62,13 @@ impl Matrices {
                         beside = Some(shared);
                     }
                     if let Some(w) = beside.filter(|_| HAS_FFN_BESIDE) {
-                        let [gate_up, down] = [Step::SharedGateUp, Step::SharedDown];
-                        adopt_feed_forward(w, on_device.step(gate_up), on_device.step(down))?;
+                        adopt_feed_forward(w, of_steps([Step::SharedGateUp, Step::SharedDown]))?;
                     }
                 }
-                Ffn::None => unreachable!("invariant: the model has kernels"),
+                Ffn::None => {}
             }
-            if let (Some(w), [gate, out], true) = (&mut l.per_layer, per_layer, HAS_PER_LAYER) {
-                adopt_rows(&mut w.gate, gate, 0)?;
-                adopt_rows(&mut w.out, out, 0)?;
+            if let Some(w) = l.per_layer.as_mut().filter(|_| HAS_PER_LAYER) {
+                adopt_both((&mut w.gate, &mut w.out), of_steps([Step::PerLayerGate, Step::PerLayerOut]))?;
             }
             Ok(on_device)
         })?;
@@ -89,8 +85,7 @@ impl Matrices {
 /// Calls [`adopt_rows`] for the matrices of attention.
 fn adopt_attention<const Q: usize, const KV: usize>(
     a: &mut Attention<Q, KV>,
-    qkv: &StepWeights,
-    out: &StepWeights,
+    [qkv, out]: [&StepWeights; 2],
 ) -> Result<()> {
     let k_at = Q.div_ceil(GROUP_ROWS);
     adopt_rows(&mut a.wq, qkv, 0)?;
@@ -100,11 +95,19 @@ fn adopt_attention<const Q: usize, const KV: usize>(
     adopt_rows(&mut a.wo, out, 0)
 }
 
+/// Calls [`adopt_rows`] for a matrix of each of two steps.
+fn adopt_both<const R: usize, const C: usize, const OUT_R: usize, const OUT_C: usize>(
+    (first, second): (&mut Matrix<R, C>, &mut Matrix<OUT_R, OUT_C>),
+    [of_first, of_second]: [&StepWeights; 2],
+) -> Result<()> {
+    adopt_rows(first, of_first, 0)?;
+    adopt_rows(second, of_second, 0)
+}
+
 /// Turns the matrices of a feed-forward into views of the device's copy, if one chunk has all of each.
 fn adopt_feed_forward<const W: usize>(
     w: &mut FeedForward<W>,
-    gate_up: &StepWeights,
-    down: &StepWeights,
+    [gate_up, down]: [&StepWeights; 2],
 ) -> Result<()> {
     adopt_gate_up((w.gate.as_mut(), &mut w.up), gate_up)?;
     adopt_rows(&mut w.down, down, 0)

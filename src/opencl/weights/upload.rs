@@ -1,7 +1,6 @@
 //! Matrices as bytes for upload, and the mixtures of storage that a step supports.
 
 use crate::model::weights::{Attention, FeedForward, Ffn, Layer, Matrix, Mixer, MixtureOfExperts};
-use crate::opencl::MISSING_KERNELS;
 use crate::opencl::storage::{Activations, MatrixStorage};
 use files::blocks::Dtype;
 use numeric::quant::format::GROUP_ROWS;
@@ -27,37 +26,37 @@ pub struct Upload<'a> {
 ///
 /// # Errors
 ///
-/// A build failure for other mixtures, and for a model with a part that has no kernels.
+/// A build failure for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
-    if let Some(part) = MISSING_KERNELS {
-        let message = format!("no kernels for {part}; use `EngineOptions::backend` cpu");
-        return Err(Failure::new(FailureKind::Build, message));
-    }
-    let (qkv, out) = match &l.mixer {
-        Mixer::Attention(a) => of_attention(a),
-        Mixer::LocalAttention(a) => of_attention(a),
-        Mixer::ShortConv(w) => (vec![Upload::of(&w.w_in)], Upload::of(&w.w_out)),
+    let mixer = match &l.mixer {
+        Mixer::Attention(a) => Some(of_attention(a)),
+        Mixer::LocalAttention(a) => Some(of_attention(a)),
+        Mixer::ShortConv(w) => Some((vec![Upload::of(&w.w_in)], Upload::of(&w.w_out))),
         Mixer::DeltaNet(w) => {
             let inputs = vec![Upload::of(&w.qkv), Upload::of(&w.z), Upload::of(&w.b), Upload::of(&w.a)];
-            (inputs, Upload::of(&w.w_out))
+            Some((inputs, Upload::of(&w.w_out)))
         }
-        Mixer::None => unreachable!("invariant: the model has kernels"),
+        Mixer::None => None,
     };
-    if qkv.iter().any(|p| p.storage.activation_form() != qkv[0].storage.activation_form()) {
-        let inputs = match &l.mixer {
-            Mixer::Attention(_) | Mixer::LocalAttention(_) => "q, k and v",
+    let mamba = l.mamba.as_ref().map(|w| (vec![Upload::of(&w.w_in)], Upload::of(&w.w_out)));
+    let mixers: Vec<_> = mixer.into_iter().chain(mamba).collect();
+    let inputs: Vec<_> = mixers.iter().flat_map(|(inputs, _)| inputs).cloned().collect();
+    if inputs.iter().any(|p| p.storage.activation_form() != inputs[0].storage.activation_form()) {
+        let names = match (&l.mixer, &l.mamba) {
+            (Mixer::Attention(_) | Mixer::LocalAttention(_), None) => "q, k and v",
             _ => "the input projections",
         };
-        return Err(mixed_storage_error(inputs, &qkv));
+        return Err(mixed_storage_error(names, &inputs));
     }
     let ffn = match &l.ffn {
         Ffn::Usual(w) => of_feed_forward(w)?.to_vec(),
         Ffn::Wide(w) => of_feed_forward(w)?.to_vec(),
         Ffn::Experts(w) => of_experts(w)?,
-        Ffn::None => unreachable!("invariant: the model has kernels"),
+        Ffn::None => Vec::new(),
     };
     let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
-    Ok([qkv, vec![out]].into_iter().chain(ffn).chain(per_layer).collect())
+    let mixers = mixers.into_iter().flat_map(|(inputs, out)| [inputs, vec![out]]);
+    Ok(mixers.chain(ffn).chain(per_layer).collect())
 }
 
 fn of_experts(w: &MixtureOfExperts) -> Result<Vec<Vec<Upload<'_>>>> {

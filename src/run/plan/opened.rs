@@ -3,7 +3,6 @@
 use super::Plan;
 use crate::dims::{LEARNED_POSITIONS, MAX_POSITION, TIED};
 use crate::model::weights::OpenModel;
-use crate::opencl;
 use crate::run::eviction::Policy;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement::is_known_to_be_the_cpu;
@@ -26,14 +25,9 @@ impl OpenedModel {
     ///
     /// # Errors
     ///
-    /// `Device`: a device is asked for that lacks kernels for the model. `Model`: a file is missing or damaged. Errors of
-    /// [`Plan::for_model`].
+    /// `Model`: a file is missing or damaged. Errors of [`Plan::for_model`].
     pub fn new(options: &EngineOptions) -> Result<Self> {
         let began = Instant::now();
-        if let Some(part) = opencl::MISSING_KERNELS.filter(|_| options.requires_device()) {
-            let message = format!("OpenCL: no kernels for {part}; use `EngineOptions::backend` cpu");
-            return Err(Error::Device(message));
-        }
         let model = options.open_model()?;
         if TIED && model.checkpoint.packed().is_none() && model.checkpoint.has_own_head() {
             options.notice.warn(&format!(
@@ -52,11 +46,10 @@ impl OpenedModel {
         if plan.options.backend == BackendKind::Auto {
             let is_known =
                 || is_known_to_be_the_cpu(&plan.options, &self.model.checkpoint.source_fingerprint());
-            let why = match (opencl::MISSING_KERNELS, plan.device, plan.check()) {
-                (Some(part), ..) => Some(format!("no OpenCL kernels for {part}")),
-                (_, None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
+            let why = match (plan.device, plan.check()) {
+                (None, _) => Some("no OpenCL device (see antigravity doctor)".into()),
                 _ if is_known() => None,
-                (.., Err(Error::Memory(why))) => Some(why),
+                (_, Err(Error::Memory(why))) => Some(why),
                 _ => return self,
             };
             if let Some(why) = why {

@@ -3,7 +3,7 @@
 
 use crate::error::{AtPath, Error, Result};
 use crate::json;
-use files::config::ModelConfig;
+use files::config::{LayerKind, ModelConfig};
 use serde::Deserialize;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -115,22 +115,19 @@ impl Reference {
         self.config().is_some_and(|config| config.experts.count > 0)
     }
 
-    /// True if OpenCL devices have kernels for it.
-    pub fn has_kernels(&self) -> bool {
-        self.config().is_none_or(|m| m.mamba.heads == 0)
-    }
-
     fn config(&self) -> Option<ModelConfig> {
         ModelConfig::parse(&fs::read_to_string(self.dir.join("config.json")).ok()?).ok()
     }
 
-    /// The flag that gives the first layer to one device and the others to another; `None` for a model that has one layer,
-    /// or experts.
+    /// The flag that gives the first layer to one device and the others to another; of a model that ends with a layer
+    /// without a mixer, that one. `None` for a model that has one layer, or experts.
     pub fn split_flag(&self, devices: [&str; 2]) -> Option<String> {
         let text = fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
-        let layers = ModelConfig::parse(&text).map_or(0, |config| config.layers);
-        let [first, others] = devices;
-        (layers > 1 && !self.has_experts()).then(|| format!("--split={first}=1,{others}={}", layers - 1))
+        let kinds = ModelConfig::parse(&text).map_or(Vec::new(), |config| config.layer_kinds);
+        let ([first, others], layers) = (devices, kinds.len());
+        let cut = if kinds.ends_with(&[LayerKind::FeedForward]) { layers - 1 } else { 1 };
+        (layers > 1 && !self.has_experts())
+            .then(|| format!("--split={first}={cut},{others}={}", layers - cut))
     }
 
     pub fn load(dir: &Path) -> Result<Reference> {
