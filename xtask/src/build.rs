@@ -105,7 +105,7 @@ fn run_archive(args: &BuildArgs, model: &Path, ndk: android::NdkUse) -> Result<(
     let dir = output_path(model, None).with_file_name("aar");
     fs::create_dir_all(&dir).at(&dir)?;
     let libraries = aar::build_libraries(model, ndk)?;
-    let asset = dir.join(model_name(model)).with_extension("bundle");
+    let asset = dir.join(format!("{}.bundle", model_name(model)));
     let asset = args.bundle.then_some(asset.as_path());
     if let Some(asset) = asset {
         bundle_with(&build_for_host(Some(model))?, model, None, asset)?;
