@@ -8,6 +8,7 @@
 mod border;
 mod engine;
 mod handles;
+mod jni;
 mod options;
 mod session;
 mod status;

@@ -49,6 +49,7 @@ pub type PieceCallback = Option<
 >;
 
 /// End and numbers of a text.
+#[derive(Default)]
 #[repr(C)]
 pub struct TextResult {
     /// One of ANTIGRAVITY_STOP_…

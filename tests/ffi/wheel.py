@@ -3,6 +3,7 @@
     wheel.py PROGRAM MODEL SCRATCH REFERENCE
 """
 
+import ast
 import json
 import subprocess
 import sys
@@ -32,6 +33,9 @@ def refusal(call, *args, **options):
     return 0, "no error"
 
 
+with open(package.__file__) as file:
+    tree = ast.parse(file.read(), feature_version=(3, 9))
+promise("the package is in the language of Python 3.9", len(tree.body) > 5)
 model = package.Model(max_seq_len=512)
 text = run("generate", "-p", PROMPT, "-n", "60", "--temperature=0")
 promise("a text is the program's", model.generate(PROMPT, num_tokens=60, temperature=0) == text, text)

@@ -1,5 +1,6 @@
 //! `cargo xtask build`, and the builds of other models and targets for other tasks.
 
+pub mod aar;
 pub mod library;
 mod model;
 pub mod wheel;
@@ -8,7 +9,7 @@ mod zip;
 use crate::command::{print_next_step, quote_word};
 use crate::elf::{Elf, find_problems};
 use crate::error::{AtPath, Error, Result};
-use crate::targets::{ANDROID, ARM_LINUX, Product, TARGETS, is_static};
+use crate::targets::{ANDROID, ARM_LINUX, Product, TARGETS, is_android, is_static};
 use crate::{android, cargo, command, fetch, size, toolchain};
 use clap::Args;
 use files::model_dir::TEXT_FILES;
@@ -46,12 +47,15 @@ pub struct BuildArgs {
     /// Build a Python package with the C library and the model inside
     #[arg(long, conflicts_with_all = ["lib", "bundle"])]
     wheel: bool,
+    /// Build an Android archive: the C library for phones and the emulator, and a class for Java and Kotlin
+    #[arg(long, conflicts_with_all = ["lib", "wheel", "target"])]
+    aar: bool,
 }
 
 pub fn run(args: &BuildArgs) -> Result<()> {
     let model = args.model.model.as_deref().map(model_dir).transpose()?;
     let ndk = if args.no_ndk { android::NdkUse::Never } else { android::NdkUse::IfFound };
-    if args.lib || args.wheel {
+    if args.lib || args.wheel || args.aar {
         return run_library(args, ndk);
     }
     let built = match &args.target {
@@ -81,6 +85,9 @@ pub fn run(args: &BuildArgs) -> Result<()> {
 /// Builds the library, and what has it inside.
 fn run_library(args: &BuildArgs, ndk: android::NdkUse) -> Result<()> {
     let (model, host) = (args.model.dir()?, host_triple());
+    if args.aar {
+        return run_archive(args, &model, ndk);
+    }
     let target = args.target.as_deref().unwrap_or(&host);
     let dir = library::build_library(&model, args.target.as_deref(), ndk)?;
     if args.bundle {
@@ -88,8 +95,27 @@ fn run_library(args: &BuildArgs, ndk: android::NdkUse) -> Result<()> {
     }
     if args.wheel {
         let wheel = wheel::write_wheel(&model, &dir, target)?;
-        println!("{} {}", wheel.display(), size::megabytes(fs::metadata(&wheel).at(&wheel)?.len()));
+        print_size(&wheel)?;
     }
+    Ok(())
+}
+
+/// Builds the Android archive, with the model as an asset where that is asked for.
+fn run_archive(args: &BuildArgs, model: &Path, ndk: android::NdkUse) -> Result<()> {
+    let dir = output_path(model, None).with_file_name("aar");
+    fs::create_dir_all(&dir).at(&dir)?;
+    let libraries = aar::build_libraries(model, ndk)?;
+    let asset = dir.join(format!("{}.bundle", model_name(model)));
+    let asset = args.bundle.then_some(asset.as_path());
+    if let Some(asset) = asset {
+        bundle_with(&build_for_host(Some(model))?, model, None, asset)?;
+    }
+    print_size(&aar::pack_aar(model, &libraries, asset, &dir)?)
+}
+
+/// Prints a file that was built, and its size.
+fn print_size(file: &Path) -> Result<()> {
+    println!("{} {}", file.display(), size::megabytes(fs::metadata(file).at(file)?.len()));
     Ok(())
 }
 
@@ -144,14 +170,18 @@ fn output_path(model: &Path, target: Option<&str>) -> PathBuf {
 /// Writes a bundle to `out`, the program for a target with the model inside, by a program of this machine.
 pub fn write_bundle(target: &str, model: &Path, program: &Path, out: &Path) -> Result<()> {
     let maker = if target == host_triple() { program.into() } else { build_for_host(Some(model))? };
-    bundle_with(&maker, model, program, out)?;
+    bundle_with(&maker, model, Some(program), out)?;
     check_loadable(target, out.into()).map(drop)
 }
 
-/// Writes a bundle by `maker`, a program of this machine, and does not check it.
-pub fn bundle_with(maker: &Path, model: &Path, program: &Path, out: &Path) -> Result<()> {
+/// Writes a bundle by `maker`, a program of this machine, and does not check it. Without a program it is an app's asset.
+pub fn bundle_with(maker: &Path, model: &Path, program: Option<&Path>, out: &Path) -> Result<()> {
     let mut bundle = Command::new(maker);
-    bundle.arg("bundle").arg("--model-path").arg(model).arg("--program").arg(program);
+    bundle.arg("bundle").arg("--model-path").arg(model);
+    match program {
+        Some(program) => bundle.arg("--program").arg(program),
+        None => bundle.arg("--no-program"),
+    };
     command::run(bundle.arg("--out").arg(out))
 }
 
@@ -187,7 +217,7 @@ pub fn build_release_aside(features: Features, target: &str, model: &Path) -> Re
 /// Builds a release for a target. Panics abort, so the tables for unwinding are dropped.
 fn link_release((cargo, dir): (Command, &Path), target: &str, ndk: android::NdkUse) -> Result<PathBuf> {
     let mut cargo = make_reproducible(cargo, &command::root(), dir)?;
-    if target == ANDROID || is_static(target) {
+    if is_android(target) || is_static(target) {
         let script = command::root().join("xtask/src/no_unwind.ld");
         let flags = ["-Clink-arg=-T".into(), format!("-Clink-arg={}", script.display())];
         toolchain::add_flags(&mut cargo, &flags);

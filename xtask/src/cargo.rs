@@ -1,7 +1,7 @@
 //! Cargo commands for another target: linked as well as this machine can. `cargo xtask cargo` is one.
 
 use crate::error::{AtPath, Error, Result};
-use crate::targets::{ANDROID, Product, is_static, target_dir};
+use crate::targets::{Product, is_android, is_static, target_dir};
 use crate::{android, command, toolchain};
 use clap::Args;
 use std::env::consts::ARCH;
@@ -24,8 +24,8 @@ pub fn prepare(
     linking: (android::NdkUse, Product),
 ) -> Result<Option<String>> {
     toolchain::ensure_std(target)?;
-    if target == ANDROID {
-        return android::prepare_build(cargo, linking).map(Some);
+    if is_android(target) {
+        return android::prepare_build(cargo, target, linking).map(Some);
     }
     if is_static(target) {
         let libraries = format!("-Lnative={}", make_empty_libraries()?.display());

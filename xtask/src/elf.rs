@@ -27,6 +27,8 @@ pub struct Elf {
     pub needed: Vec<String>,
     /// Symbols that come from the libraries.
     pub imports: Vec<Import>,
+    /// Symbols for others.
+    pub exports: Vec<String>,
     /// Has the linker's symbol table, which stripping removes.
     pub has_symbols: bool,
 }
@@ -81,9 +83,13 @@ impl Elf {
         elf.has_symbols = sections.iter().any(|s| s.sh_type(LE) == SHT_SYMTAB);
         let symbols = sections.symbols(LE, file, SHT_DYNSYM)?;
         // The first entry is empty by definition.
-        for symbol in symbols.iter().skip(1).filter(|symbol| symbol.is_undefined(LE)) {
+        for symbol in symbols.iter().skip(1) {
             let name = text(symbol.name(LE, symbols.strings())?);
-            elf.imports.push(Import { name, weak: symbol.st_bind() == STB_WEAK });
+            if symbol.is_undefined(LE) {
+                elf.imports.push(Import { name, weak: symbol.st_bind() == STB_WEAK });
+            } else {
+                elf.exports.push(name);
+            }
         }
         Ok(elf)
     }

@@ -4,6 +4,8 @@ use crate::command;
 use std::path::PathBuf;
 
 pub const ANDROID: &str = "aarch64-linux-android";
+/// Android's emulator on a PC, which has only libraries in apps.
+pub const ANDROID_X86: &str = "x86_64-linux-android";
 /// The oldest Android API level that is supported: 24 is Android 7.
 pub const ANDROID_API: u32 = 24;
 /// Alignment of segments in bytes: phones with pages of 16 KiB refuse less.
@@ -17,6 +19,7 @@ pub const ARM_LINUX: &str = "aarch64-unknown-linux-musl";
 /// Supported targets. Programs for others are built too, but not checked.
 pub const TARGETS: &[&str] = &[
     ANDROID,
+    ANDROID_X86,
     "aarch64-unknown-linux-gnu",
     ARM_LINUX,
     "x86_64-unknown-linux-gnu",
@@ -53,6 +56,10 @@ pub enum Product {
 /// This machine's target triple.
 pub fn host_triple() -> String {
     format!("{}-unknown-linux-gnu", std::env::consts::ARCH)
+}
+
+pub fn is_android(target: &str) -> bool {
+    target.ends_with("-linux-android")
 }
 
 /// True if programs for the target are static.

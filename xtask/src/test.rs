@@ -1,6 +1,7 @@
 //! `cargo xtask test`: the parts that every change must pass; with `all`, every part. It ends with a table of the
 //! seconds of parts and builds, and a line of counts.
 
+mod aar;
 pub mod arm;
 mod cargo_test;
 mod clients;
@@ -68,6 +69,7 @@ const PARTS: &[Part] = &[
     Part { name: "quality", when: All, about: "the cost of four-bit caches and eviction, as promised in the story model's README", run: quality_of_the_cache },
     Part { name: "library", when: All, about: "the C library: an example, 1,000 loads, threads, bad arguments, AddressSanitizer", run: library::run },
     Part { name: "wheel", when: All, about: "the Python package, installed by pip, gives the program's texts", run: wheel::run },
+    Part { name: "aar", when: All, about: "the Android archive: its layout and libraries, and its class in a JVM", run: aar::run },
     Part { name: "clients", when: All, about: "the server with real clients: openai, anthropic, litellm, curl, its page in Chromium, and coding agents: Codex, qwen-code, opencode", run: clients::run },
     Part { name: "templates", when: All, about: "llama.cpp's chat templates render as in jinja2 with the settings of transformers", run: templates::run },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity as in transformers, and the same text on every path", run: real::run },

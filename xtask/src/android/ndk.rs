@@ -21,20 +21,23 @@ pub struct Ndk {
 }
 
 /// The NDK that the environment leads to; an error if a variable names something else.
-pub fn find_ndk(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Ndk>> {
+pub fn find_ndk(target: &str, env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Ndk>> {
     let env = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     for name in ["ANDROID_NDK_HOME", "ANDROID_NDK_ROOT"] {
         if let Some(dir) = env(name) {
             let remedy = "set it to an NDK's folder, or unset it to look elsewhere";
-            return open_ndk(&dir).map(Some).map_err(|e| Error::Failed(format!("{name}: {e}; {remedy}")));
+            return open_ndk(target, &dir)
+                .map(Some)
+                .map_err(|e| Error::Failed(format!("{name}: {e}; {remedy}")));
         }
     }
     let home = env("HOME").unwrap_or_default();
     let sdks = [env("ANDROID_HOME"), env("ANDROID_SDK_ROOT")].into_iter().flatten();
     for sdk in sdks.chain([home.join("Android/Sdk"), home.join("Library/Android/sdk")]) {
         let dirs = fs::read_dir(sdk.join("ndk")).into_iter().flatten().flatten();
-        let usable = dirs
-            .filter_map(|dir| open_ndk(&dir.path()).inspect_err(|e| eprintln!("note: not used: {e}")).ok());
+        let usable = dirs.filter_map(|dir| {
+            open_ndk(target, &dir.path()).inspect_err(|e| eprintln!("note: not used: {e}")).ok()
+        });
         if let Some(newest) = usable.max_by_key(|ndk| release_order(&ndk.version)) {
             return Ok(Some(newest));
         }
@@ -42,7 +45,7 @@ pub fn find_ndk(env: impl Fn(&str) -> Option<OsString>) -> Result<Option<Ndk>> {
     Ok(None)
 }
 
-fn open_ndk(dir: &Path) -> Result<Ndk> {
+fn open_ndk(target: &str, dir: &Path) -> Result<Ndk> {
     let properties = dir.join("source.properties");
     let text = fs::read_to_string(&properties).at(&properties)?;
     let revision =
@@ -58,13 +61,13 @@ fn open_ndk(dir: &Path) -> Result<Ndk> {
     for host in fs::read_dir(&hosts).at(&hosts)?.flatten() {
         for file in fs::read_dir(host.path().join("bin")).into_iter().flatten().flatten() {
             let name = file.file_name().to_string_lossy().into_owned();
-            let api = name.strip_prefix("aarch64-linux-android").and_then(|name| name.strip_suffix("-clang"));
+            let api = name.strip_prefix(target).and_then(|name| name.strip_suffix("-clang"));
             let api = api.and_then(|api| api.parse().ok()).filter(|api| *api >= ANDROID_API);
             compilers.extend(api.map(|api| (api, file.path())));
         }
     }
     let (api, clang) = compilers.into_iter().min().ok_or_else(|| {
-        Error::at(&hosts, format!("no aarch64-linux-android{ANDROID_API}-clang, nor one for later levels"))
+        Error::at(&hosts, format!("no {target}{ANDROID_API}-clang, nor one for later levels"))
     })?;
     Ok(Ndk { dir: dir.into(), version, clang, api })
 }
@@ -90,7 +93,9 @@ mod tests {
     }
 
     fn found(pairs: &[(&str, &Path)]) -> Result<Option<Ndk>> {
-        find_ndk(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, dir)| dir.as_os_str().into()))
+        find_ndk("aarch64-linux-android", |name| {
+            pairs.iter().find(|(n, _)| *n == name).map(|(_, dir)| dir.as_os_str().into())
+        })
     }
 
     #[test]

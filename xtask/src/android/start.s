@@ -13,17 +13,6 @@ _start:
     adrp x3, .Larrays
     add x3, x3, :lo12:.Larrays
     b __libc_init
-// What the C library of the unwinder has under other names.
-.globl __errno_location
-.hidden __errno_location
-.type __errno_location, %function
-__errno_location:
-    b __errno
-.globl __assert_fail
-.hidden __assert_fail
-.type __assert_fail, %function
-__assert_fail:
-    b abort
 .data
 .balign 8
 .globl __dso_handle

@@ -2,7 +2,7 @@
 
 use super::Elf;
 use crate::android::bionic;
-use crate::targets::{ANDROID, ANDROID_API, ANDROID_LOADER, ANDROID_PAGE, is_static};
+use crate::targets::{ANDROID_API, ANDROID_LOADER, ANDROID_PAGE, is_android, is_static};
 use object::elf::{
     DF_1_PIE, DF_TEXTREL, DT_FLAGS, DT_FLAGS_1, DT_RELR, DT_RPATH, DT_RUNPATH, DT_TEXTREL, EM_AARCH64,
     EM_X86_64, ET_DYN, PF_W, PF_X, PT_GNU_STACK, PT_LOAD, PT_TLS,
@@ -11,7 +11,7 @@ use object::elf::{
 /// Problems of a program for `target`, each the end of a sentence that begins with "it".
 pub fn find_problems(target: &str, elf: &Elf) -> Vec<String> {
     let mut found = find_library_problems(target, elf);
-    if target == ANDROID {
+    if is_android(target) {
         check_start_by_bionic(elf, &mut found);
     }
     found
@@ -28,7 +28,7 @@ pub fn find_library_problems(target: &str, elf: &Elf) -> Vec<String> {
         found.push("is not stripped".into());
     }
     check_memory(elf, &mut found);
-    if target == ANDROID {
+    if is_android(target) {
         check_loading_by_bionic(elf, &mut found);
         check_symbols_of_bionic(elf, &mut found);
     }
@@ -128,6 +128,7 @@ fn check_symbols_of_bionic(elf: &Elf, found: &mut Vec<String>) {
 mod tests {
     use super::super::{Import, Segment};
     use super::*;
+    use crate::targets::ANDROID;
     use object::elf::{FileType, PF_R, ProgramFlags};
 
     fn load(address: u64, flags: ProgramFlags) -> Segment {
@@ -149,6 +150,7 @@ mod tests {
             dynamic: vec![(DT_FLAGS_1, DF_1_PIE.0)],
             needed: vec!["libdl.so".into(), "libc.so".into()],
             imports: vec![import("malloc", false), import("getrandom", true)],
+            exports: vec![],
             has_symbols: false,
         }
     }

@@ -24,6 +24,9 @@ pub struct BuiltLibrary {
     pub program: PathBuf,
     pub model: PathBuf,
     pub dir: PathBuf,
+    /// The model as an app's asset.
+    pub bundle: PathBuf,
+    /// A file with the same from a byte on that is not aligned.
     asset: PathBuf,
 }
 
@@ -49,15 +52,12 @@ pub fn build_everything() -> Result<BuiltLibrary> {
     let program = build::build_tested(&model)?;
     let dir = build::target_dir().join("library");
     fs::create_dir_all(&dir).at(&dir)?;
-    build::bundle_with(&program, &model, &from.join(SHARED), &dir.join(SHARED))?;
-    let (alone, asset) = (dir.join("story.bundle"), dir.join("asset"));
-    let mut bundle = Command::new(&program);
-    command::run(
-        bundle.arg("bundle").arg("--no-program").arg("--model-path").arg(&model).arg("--out").arg(&alone),
-    )?;
-    let bytes = [&[0; BEFORE_ASSET][..], &fs::read(&alone).at(&alone)?].concat();
+    build::bundle_with(&program, &model, Some(&from.join(SHARED)), &dir.join(SHARED))?;
+    let (bundle, asset) = (dir.join("story.bundle"), dir.join("asset"));
+    build::bundle_with(&program, &model, None, &bundle)?;
+    let bytes = [&[0; BEFORE_ASSET][..], &fs::read(&bundle).at(&bundle)?].concat();
     fs::write(&asset, bytes).at(&asset)?;
-    Ok(BuiltLibrary { program, model, dir, asset })
+    Ok(BuiltLibrary { program, model, dir, bundle, asset })
 }
 
 /// Compiles a C program against the shared library; warnings are errors.

@@ -17,7 +17,7 @@ const STORY: &str = "tests/golden/story/once.json";
 /// lock makes `sizes` wait for them. A failure here is ignored: it happens again in `sizes`, which reports it.
 pub fn build_early() {
     let builds: [fn() -> Result<()>; 2] = [
-        || match android::find_missing() {
+        || match android::find_missing(ANDROID) {
             Some(_) => Ok(()),
             None => ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop)),
         },
@@ -45,7 +45,7 @@ pub fn sizes() -> Outcome {
 
 /// Checks that Android can load the binary. It is always built without an NDK, to be the same on every machine.
 fn android() -> Outcome {
-    if let Some((what, remedy)) = android::find_missing() {
+    if let Some((what, remedy)) = android::find_missing(ANDROID) {
         return Ok(skip_missing((&what, &remedy)));
     }
     let story = build::model_dir("story")?;
@@ -57,7 +57,7 @@ fn android() -> Outcome {
         eprintln!("{} {}: {}", binary.display(), features.words(), size::megabytes(bytes));
         // Android can load it with a model inside too.
         let bundle = binary.with_file_name("story");
-        build::bundle_with(&maker, &story, &binary, &bundle)?;
+        build::bundle_with(&maker, &story, Some(&binary), &bundle)?;
         build::check_loadable(ANDROID, bundle)?;
         tally += Tally::ONE;
     }
