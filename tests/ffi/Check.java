@@ -58,6 +58,17 @@ public class Check {
     }
 
     public static void main(String[] args) throws Exception {
+        Thread watchdog = new Thread(() -> {
+            try {
+                Thread.sleep(300_000);
+            } catch (InterruptedException e) {
+                return;
+            }
+            promise("no call blocks", false, "5 minutes");
+            Runtime.getRuntime().halt(1);
+        });
+        watchdog.setDaemon(true);
+        watchdog.start();
         program = args[0];
         modelPath = args[1];
         checkArchive(args[2]);
