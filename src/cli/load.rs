@@ -5,9 +5,10 @@ pub use super::background_compile::continue_compiling;
 use super::signal;
 use super::terminal::{Verbosity, track_progress};
 use crate::run::engine::Engine;
+use crate::run::kept_experts::{ExpertKeeper, KeptBytes};
 use crate::run::options::Progress;
-use crate::run::plan::OpenedModel;
-use files::{Result, atomic_file};
+use crate::run::plan::{OpenedModel, format_mib};
+use files::{Result, atomic_file, print_stderr};
 use numeric::pool;
 use numeric::topology;
 use std::time::{Duration, Instant};
@@ -39,7 +40,14 @@ pub fn load_engine(
 /// Loads an opened model and shows the progress, unless quiet; later also that of kernels that are waited for.
 pub fn load_with_progress(mut opened: OpenedModel, verbosity: Verbosity) -> Result<Engine> {
     opened.plan.options.compile_progress = Progress::new(track_progress("compiling kernels", "", verbosity));
-    Engine::load_opened(opened, &track_progress("loading", "tensors", verbosity))
+    let engine = Engine::load_opened(opened, &track_progress("loading", "tensors", verbosity))?;
+    if let Some(KeptBytes { kept, all }) = engine.expert_keeper().and_then(ExpertKeeper::kept_bytes)
+        && verbosity != Verbosity::Quiet
+    {
+        let [kept, all] = [kept, all].map(format_mib);
+        print_stderr!("{kept} of {all} of experts stay in memory, those used most so far");
+    }
+    Ok(engine)
 }
 
 /// Prepares the process to run at most `threads` threads, after the memory plans were checked.

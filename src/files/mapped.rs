@@ -113,6 +113,41 @@ impl MappedSlice {
             let _ = map.advise_range(Advice::WillNeed, self.range.start, self.range.len());
         }
     }
+
+    /// The pages of a mapped file that these bytes touch; none of owned memory.
+    fn touched_pages(&self) -> &[u8] {
+        let Memory::File { map, .. } = &*self.memory else { return &[] };
+        let (page, end) = (page_size(), self.range.end);
+        &map[self.range.start / page * page..end.next_multiple_of(page).min(map.len())]
+    }
+
+    /// Bytes of the pages that [`MappedSlice::lock_pages`] locks.
+    pub fn lockable_bytes(&self) -> usize {
+        self.touched_pages().len()
+    }
+
+    /// Reads the pages of a mapped file that these bytes touch, and keeps them in memory while the file is mapped. Does
+    /// nothing to owned memory.
+    ///
+    /// # Errors
+    ///
+    /// The system refuses: `RLIMIT_MEMLOCK` is too small, or there is not enough memory.
+    pub fn lock_pages(&self) -> io::Result<()> {
+        let pages = self.touched_pages();
+        // SAFETY: the range is a part of a mapping that we borrow, and begins with a page. Locking changes neither its
+        // content nor its address.
+        if !pages.is_empty() && unsafe { libc::mlock(pages.as_ptr().cast(), pages.len()) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    }
+
+    /// Lets the system drop the pages again.
+    pub fn unlock_pages(&self) {
+        let pages = self.touched_pages();
+        // SAFETY: as in `lock_pages`. Pages that are not locked stay so.
+        unsafe { libc::munlock(pages.as_ptr().cast(), pages.len()) };
+    }
 }
 
 impl fmt::Debug for MappedSlice {
@@ -419,6 +454,22 @@ mod tests {
         rows.expect_random_reads();
         let is_random = |plane| field(plane, "VmFlags").split(' ').any(|flag| flag == "rr");
         assert!(is_random(&rows) && !is_random(&plane));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_pages_of_these_bytes_alone_are_locked_and_unlocked() {
+        let (plane, field) = map_ones("locked", 64 * page_size());
+        let is_locked = |plane: &MappedSlice| field(plane, "VmFlags").split(' ').any(|flag| flag == "lo");
+        let (before, page) = (plane.slice(0..page_size()).unwrap(), page_size());
+        let part = plane.slice(page + 1..3 * page + 1).unwrap();
+        let pages = plane.slice(page..4 * page).unwrap();
+        assert_eq!(part.lockable_bytes(), 3 * page);
+        part.lock_pages().expect("the usual limit is larger");
+        assert!(is_locked(&pages) && !is_locked(&before));
+        assert_eq!(field(&pages, "Size"), format!("{} kB", (3 * page) >> 10));
+        part.unlock_pages();
+        assert!(!is_locked(&plane));
     }
 
     #[cfg(target_os = "linux")]

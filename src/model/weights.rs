@@ -11,6 +11,7 @@ mod calibration;
 mod checkpoint;
 mod config;
 mod convert;
+mod expert_uses;
 mod grid;
 mod imatrix;
 mod layer;
@@ -30,6 +31,7 @@ pub use calibration::{Calibration, HeadCalibration, SubtractedMean};
 pub use checkpoint::{Checkpoint, ModelFile};
 pub use config::load_config;
 pub use convert::{Importance, LoadOptions};
+pub use expert_uses::ExpertUses;
 pub use imatrix::ImportanceFile;
 pub use layer::{
     Attention, DeltaNet, FeedForward, Ffn, FfnBranches, Layer, Mamba, Mixer, MixtureOfExperts,
@@ -50,11 +52,12 @@ use files::mapped::{AlignedBytes, MappedSlice};
 use files::{Error, Result};
 pub(crate) use layer::forms_of;
 use layer::take_layer;
+use numeric::quant::format::GROUP_ROWS;
 use numeric::quant::matrix::QuantMatrix;
 use spec::{EMBED, HEAD, PER_LAYER_NORM, PER_LAYER_PROJECTION, PER_LAYER_TABLE, POSITIONS};
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ops::BitOr;
+use std::ops::{BitOr, Range};
 use std::sync::{Arc, OnceLock};
 use storage::{LoadedModel, LoadedTensor};
 
@@ -92,6 +95,19 @@ impl<const ROWS: usize, const COLS: usize> Matrix<ROWS, COLS> {
             Matrix::Dense { dtype, data } => {
                 let bytes = &data.bytes()[row * COLS * dtype.byte_size()..][..COLS * dtype.byte_size()];
                 dtype.widen_slice(bytes, x);
+            }
+        }
+    }
+
+    /// The memory of some rows: whole groups, if they are quantised.
+    fn slice_rows(&self, rows: Range<usize>) -> Vec<MappedSlice> {
+        match self {
+            Matrix::Quantised(w) => {
+                w.slice_groups(rows.start / GROUP_ROWS..rows.end.div_ceil(GROUP_ROWS)).into()
+            }
+            Matrix::Dense { dtype, data } => {
+                let len = COLS * dtype.byte_size();
+                data.slice(rows.start * len..rows.end * len).into_iter().collect()
             }
         }
     }

@@ -17,8 +17,6 @@
 //! over that of its keys. Same measurement: 0.0278. With `s` rounded to powers of two 0.0304; one `s` for both elements
 //! of a pair, which RoPE mixes, 0.0359; statistics rotated over the positions like the means 0.0278 as well.
 
-mod cache_file;
-
 use crate::dims::{
     HEAD_DIM, KV_DIM, KV_HEADS, LAYERS, LEARNED_POSITIONS, MAX_POSITION, ROPE_DIM, first_angle, has_cache,
     rope_dim,
@@ -26,10 +24,10 @@ use crate::dims::{
 use crate::model::cpu::{self, CpuDevice, CpuOptions};
 use crate::model::device::{Device, KvRows, Logits, Run};
 use crate::model::rope::Frequencies;
+use crate::model::trace::fnv1a_digest;
 use crate::model::weights::{Calibration, Weights};
 use crate::run::options::EngineOptions;
-use crate::run::system;
-use cache_file::CalibrationFile;
+use crate::run::state_file::StateFile;
 use files::Result;
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
@@ -86,12 +84,15 @@ pub fn load_or_compute(
     options: &EngineOptions,
 ) -> Result<Calibration> {
     let tokens = encode_text(tokenizer)?;
-    let file = system::state_directory().map(|dir| CalibrationFile::new(&dir, weights, &tokens));
-    if let Some(calibration) = file.as_ref().and_then(CalibrationFile::read) {
+    let ids: Vec<f32> = tokens.iter().map(|&id| f32::from_bits(id)).collect();
+    let details = format!("{} {:016x}", Calibration::REVISION, fnv1a_digest(&ids));
+    let file = StateFile::new("calibration", &weights.fingerprint, weights.weight_type, &details);
+    let kept = file.as_ref().and_then(|file| file.read(Calibration::FILE_BYTES).ok());
+    if let Some(calibration) = kept.and_then(|bytes| Calibration::from_bytes(&bytes)) {
         return Ok(calibration);
     }
     let calibration = compute_calibration(weights, &tokens, options.threads)?;
-    if let Some(Err(e)) = file.map(|file| file.write(&calibration)) {
+    if let Some(Err(e)) = file.map(|file| file.write(&calibration.to_bytes())) {
         options.notice.warn(&format!("{e}; the calibration of the q4 cache is computed at each start"));
     }
     Ok(calibration)

@@ -2,7 +2,7 @@
 
 mod sessions;
 
-use crate::dims::VOCAB;
+use crate::dims::{HAS_EXPERTS, VOCAB};
 use crate::model::cpu::CpuDevice;
 use crate::model::weights::{Assistant, Importance, LoadOptions, OpenModel, Weights};
 use crate::opencl;
@@ -12,6 +12,7 @@ use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::draft_model::{DraftModel, DraftSettings};
 use crate::run::embed::{EmbedderSlot, Pooling};
 use crate::run::eviction::Policy;
+use crate::run::kept_experts::ExpertKeeper;
 use crate::run::options::{BackendKind, EngineOptions, long_prompt_error};
 use crate::run::placement::{self, DeviceFactory, Devices, KernelCompiler, StageModel};
 use crate::run::plan::{OpenedModel, Plan};
@@ -77,6 +78,8 @@ pub struct Engine {
     /// Pooling of embeddings that the model's files name.
     pooling: Result<Option<Pooling>>,
     pub(super) embedder: EmbedderSlot,
+    /// Counts the uses of experts; `None` if the model has none.
+    experts: Option<ExpertKeeper>,
 }
 
 impl Engine {
@@ -136,12 +139,14 @@ impl Engine {
             mtp: OnceLock::new(),
             pooling,
             embedder: EmbedderSlot::default(),
+            experts: None,
         };
         engine.ensure_calibration(&engine.options)?;
         let auto = engine.options.backend == BackendKind::Auto;
         if !(auto && engine.begins_early()) {
             engine.choose_devices()?;
         }
+        engine.experts = HAS_EXPERTS.then(|| ExpertKeeper::new(&engine.factory.weights, &engine.options));
         Ok(engine)
     }
 
@@ -195,6 +200,16 @@ impl Engine {
     /// The weights.
     pub fn weights(&self) -> &Arc<Weights> {
         &self.factory.weights
+    }
+
+    /// Counts the uses of experts; `None` if the model has none.
+    pub fn expert_keeper(&self) -> Option<&ExpertKeeper> {
+        self.experts.as_ref()
+    }
+
+    /// From now on, does not save how often experts are used.
+    pub fn discard_expert_counts(&mut self) {
+        self.experts.iter_mut().for_each(ExpertKeeper::discard_counts);
     }
 
     /// The CPU's instruction set.

@@ -196,6 +196,9 @@ pub struct EngineOptions {
     pub draft_model: Option<PathBuf>,
     /// Condition for drafts by either.
     pub draft_when: DraftWhen,
+    /// Bytes of a packed file's most used experts whose pages are locked in memory, by the counts of earlier runs; 0 locks
+    /// none.
+    pub keep_experts: u64,
     /// Instruction set; `None` takes the best, or the one that `ANTIGRAVITY_SIMD` names.
     pub isa: Option<Isa>,
     /// Which device runs the model.
@@ -245,6 +248,7 @@ impl EngineOptions {
             draft: 0,
             draft_model: None,
             draft_when: DraftWhen::Pays,
+            keep_experts: 0,
             isa: None,
             backend: BackendKind::Cpu,
             cl_device: None,

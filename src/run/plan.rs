@@ -23,6 +23,7 @@ use crate::opencl;
 use crate::run::calibration;
 use crate::run::draft_model::mtp;
 use crate::run::eviction::Policy;
+use crate::run::kept_experts;
 use crate::run::options::{BackendKind, EngineOptions};
 use crate::run::placement;
 use crate::run::session::LOGITS_ROWS;
@@ -117,6 +118,8 @@ pub struct Plan {
     /// Fingerprint of the weights' files; empty if there are none.
     pub model_id: String,
     weights: WeightBytes,
+    /// Bytes of experts that are kept in memory beyond those that a token reads.
+    kept_experts: u64,
     /// Bytes of the model's assistant, if it drafts.
     assistant: u64,
     /// Bytes of the program itself.
@@ -167,7 +170,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// `Usage` if the environment variable for the machine's memory is not a number.
+    /// `Usage` if the environment variable for the machine's memory is not a number, and errors of
+    /// [`kept_experts::check_options`].
     pub fn for_model(model: &OpenModel, options: &EngineOptions) -> Result<Self> {
         let mut options = options.clone();
         options.weight_type = model.weight_type;
@@ -177,6 +181,8 @@ impl Plan {
         if let Some(gguf) = model.gguf() {
             plan.tokenizer_file = gguf.header_len() as u64;
         }
+        let kept = kept_experts::planned_bytes(&plan.options, &model.checkpoint.source_fingerprint());
+        plan.kept_experts = kept.min(plan.weights.unchosen);
         Ok(Self { model_id: model.checkpoint.fingerprint(), ..plan })
     }
 
@@ -191,6 +197,7 @@ impl Plan {
     }
 
     fn with(mut options: EngineOptions, weights: WeightBytes, dir: &Path) -> Result<Self> {
+        kept_experts::check_options(&options)?;
         if options.threads == 0 {
             options.threads = numeric::topology::default_threads();
         }
@@ -206,6 +213,7 @@ impl Plan {
             memory,
             model_id,
             weights,
+            kept_experts: 0,
             assistant,
             program,
             tokenizer_file,
@@ -278,7 +286,8 @@ impl Plan {
             put("weights", copied(self.host_share()), MemoryKind::Mapped),
             put("weights", whole(self.device.map_or(0, |_| self.weights.device)), MemoryKind::Device),
             put("embedding", self.weights.dropped, MemoryKind::Reclaimable),
-            put("experts that a token leaves out", copied(self.weights.unchosen), MemoryKind::Reclaimable),
+            put("kept experts", copied(self.kept_experts), MemoryKind::Mapped),
+            put("experts that a token leaves out", copied(self.droppable_experts()), MemoryKind::Reclaimable),
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), whole(of_all), of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), whole(of_local), of_attention),
@@ -367,9 +376,20 @@ impl Plan {
         (chosen, add(chosen, unchosen))
     }
 
+    /// Bytes of experts in a mapped file that the system may drop.
+    fn droppable_experts(&self) -> u64 {
+        self.weights.unchosen - self.kept_experts
+    }
+
+    /// Bytes of experts in a mapped file that are kept in memory.
+    pub fn kept_expert_bytes(&self) -> u64 {
+        if self.kept_experts == 0 { 0 } else { self.options.keep_experts.min(self.expert_bytes().1) }
+    }
+
     /// Bytes of one sequence: its cache, buffers and threads. Every other sequence needs the same.
     pub fn session_bytes(&self) -> u64 {
         let WeightBytes { own, mapped, .. } = self.weights;
+        let mapped = add(mapped, self.kept_experts);
         let shared = [mapped, self.assistant, self.calibration_bytes(), self.tokenizer_bytes(), self.program];
         self.needed_bytes().saturating_sub(shared.into_iter().fold(own, add))
     }
@@ -405,7 +425,8 @@ impl Plan {
 
     /// Bytes still to be mapped for `slots` slots: writable, and in total. The model's files are already mapped.
     fn address_space_needed(&self, slots: usize) -> (u64, u64) {
-        let own = self.needed_bytes_for(slots).saturating_sub(add(self.weights.mapped, self.program));
+        let mapped = add(self.weights.mapped, self.kept_experts);
+        let own = self.needed_bytes_for(slots).saturating_sub(add(mapped, self.program));
         let data = add(own, add(self.stack_bytes(), SMALL));
         (data, add(data, mul(self.options.threads as u64 + 2 + self.server_threads(), HEAP)))
     }

@@ -120,7 +120,11 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let plan = plans.into_iter().max_by_key(|p| p.options.max_seq_len).expect("invariant: there are rows");
     let began = Instant::now();
     let opened = OpenedModel { plan, model, tokenizer: None, took }.resolve_auto();
-    let engine = load::load_with_progress(opened, Verbosity::Normal)?;
+    let mut engine = load::load_with_progress(opened, Verbosity::Normal)?;
+    if args.prompt_file.is_none() {
+        engine.discard_expert_counts(); // random tokens choose other experts than texts
+    }
+    let engine = engine;
     let load_ms = (took + began.elapsed()).as_secs_f64() * 1e3;
     let environment = Environment::new(&engine, &rows);
     print_stderr!("{}", environment.summary_line());

@@ -142,12 +142,17 @@ fn plan_text(plan: &Plan, empty: Option<u64>) -> String {
 
 /// A line about experts that stay in the file, which a token reads from there if memory has no room for them.
 fn experts_line(plan: &Plan) -> String {
-    match plan.expert_bytes() {
-        (_, 0) => String::new(),
-        (read, all) => format!(
-            "a token reads {} of {} of experts; what is not in memory is read from the file\n",
-            format_mib(read),
-            format_mib(all)
+    let ((read, all), kept) = (plan.expert_bytes(), plan.kept_expert_bytes());
+    let [of_token, of_all, of_kept] = [read, all, kept].map(format_mib);
+    let kept = match plan.options.keep_experts {
+        0 => String::new(),
+        _ if kept == 0 => "; none are kept: no earlier run has counted their uses".into(),
+        _ => format!("; up to {of_kept} of those used most are kept in memory"),
+    };
+    match all {
+        0 => String::new(),
+        _ => format!(
+            "a token reads {of_token} of {of_all} of experts; what is not in memory is read from the file{kept}\n"
         ),
     }
 }
@@ -205,6 +210,7 @@ fn plan_json(plan: &Plan, empty: Option<u64>) -> Value {
         "draft_model": o.draft_model.as_ref().map(|program| program.to_string_lossy()),
         "items": items,
         "expert_bytes_per_token": plan.expert_bytes().0,
+        "kept_expert_bytes": plan.kept_expert_bytes(),
         "empty_bytes": empty,
         "shared_rows_bytes": plan.shared_rows(),
         "need_bytes": plan.needed_bytes(),

@@ -49,6 +49,7 @@ fn numbers_out_of_range_are_named() {
         ("--eviction-window", &["-1", "x"]),
         ("--protected-prefix", &["-1", "x"]),
         ("--memory-threshold-mb", &["-1", "nan"]),
+        ("--keep-experts", &["-1", "x"]),
         ("--switch-threshold", &["-1", "x"]),
         ("--switch-back", &["-1", "x"]),
         ("--kv-type", &["q3", ""]),
@@ -96,6 +97,12 @@ fn devices_and_evictions_that_cannot_be_had_are_refused() {
     antigravity(generate(&["--switch-threshold", "soon"])).fails_with(2, &["--switch-threshold soon", "512"]);
     let by_itself = ["--switch-threshold", "auto", "--switch-back", "9"];
     antigravity(generate(&by_itself)).fails_with(2, &["--switch-threshold auto", "--switch-back"]);
+    for command in [&["generate", "-p", "x"][..], &["chat"], &["bench"], &["plan"]] {
+        if !antigravity::dims::HAS_EXPERTS {
+            let args = [command, &["--keep-experts", "1"]].concat();
+            antigravity(args).fails_with(2, &["--keep-experts", "no experts"]);
+        }
+    }
     antigravity(generate(&["--eviction-policy", "lru"])).fails_with(2, &["lru", "sliding"]);
     let small = ["--eviction-policy", "h2o", "--eviction-window", "5", "--protected-prefix", "4"];
     antigravity(generate(&small)).fails_with(2, &["--eviction-window 5", "6"]);

@@ -30,6 +30,11 @@ const UNUSED_FLAGS: &[(&[&str], Condition, &str)] = &[
         "no effect with --backend hybrid: its GPU always computes attention",
     ),
     (
+        &["keep-experts"],
+        |m| backend_value(m) == Some(BackendKind::OpenCl) && !is_split(m),
+        "no effect on an OpenCL device, which has a copy of the experts",
+    ),
+    (
         &["eviction-window", "protected-prefix", "memory-threshold-mb"],
         |m| arg_value(m, "eviction_policy") == Some(Policy::None),
         "no effect without an --eviction-policy",

@@ -53,7 +53,9 @@ const FLAGS: &[(&[&str], Meaning)] = &[
     (&["-nkvo", "--no-kv-offload"], Unsupported("attention runs on the CPU unless --gpu-attn is given")),
     (
         &["--mmap", "--no-mmap", "--mlock"],
-        Unsupported("remove it; files written by `antigravity pack` are memory-mapped"),
+        Unsupported(
+            "remove it; files written by `antigravity pack` are memory-mapped, and --keep-experts locks some experts",
+        ),
     ),
     (&["--context-shift"], Unsupported("use --eviction-policy sliding")),
     (&["--mirostat"], Unsupported("use --top-p, --min-p or --typical")),

@@ -121,6 +121,9 @@ pub struct LoadArgs {
     /// attention]
     #[arg(long, aliases = ["ubatch-size", "ub"], value_name = "N")]
     pub prefill_chunk: Option<usize>,
+    /// Keep the most used experts of a packed file in memory, up to N MiB, by how often earlier runs chose them
+    #[arg(long, default_value_t = 0, hide_default_value = true, value_name = "N")]
+    pub keep_experts: u64,
     #[command(flatten, next_help_heading = "Device")]
     pub device: DeviceArgs,
 }
@@ -131,6 +134,7 @@ impl LoadArgs {
         let mut options = EngineOptions {
             weight_type: self.weights.weight_type,
             lora: self.weights.lora.clone(),
+            keep_experts: self.keep_experts.saturating_mul(1 << 20),
             // Printed under --quiet too: a lost device or a flag without effect explains the output that follows.
             notice: Notice::new(|line| print_stderr!("{}", one_line(&name_flags(line), MAX_LINE_BYTES))),
             ..EngineOptions::new(self.weights.model.model_path()?)

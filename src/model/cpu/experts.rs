@@ -213,6 +213,9 @@ impl Scratch {
             }
         });
         experts.sort_by_expert(isa, n);
+        for (expert, rows) in experts.chosen.iter().zip(&experts.rows) {
+            w.uses.count_tokens(*expert, rows.len());
+        }
     }
 
     /// Adds the weighted outputs of each token's experts, and of the feed-forward beside them, to the residual.

@@ -8,7 +8,7 @@ use super::spec::{
     SINKS,
 };
 use super::storage::LoadedModel;
-use super::{ActivationForms, Matrix, take_matrix, take_norm, take_vector};
+use super::{ActivationForms, ExpertUses, Matrix, take_matrix, take_norm, take_vector};
 use crate::dims::*;
 use files::Result;
 use files::blocks::BlockType;
@@ -86,6 +86,8 @@ pub struct MixtureOfExperts {
     pub shared: Option<(FeedForward<{ EXPERTS.shared_dim }>, Option<Matrix<1, DIM>>)>,
     /// The feed-forward of all tokens in a model whose experts have norms of their own.
     pub branches: Option<FfnBranches>,
+    /// Number of tokens that chose each expert.
+    pub uses: ExpertUses,
 }
 
 /// A feed-forward beside the experts, and the norms and factors that are theirs alone.
@@ -372,6 +374,7 @@ fn take_experts(model: &LoadedModel, at: &dyn Fn(&str) -> String) -> Result<Mixt
         down_bias: take_vector(model, &at("mlp.experts.down_proj.bias"))?,
         shared: HAS_SHARED_EXPERT.then(shared).transpose()?,
         branches: HAS_BRANCHES.then(branches).transpose()?,
+        uses: ExpertUses::new(),
     })
 }
 

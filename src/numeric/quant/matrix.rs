@@ -55,6 +55,14 @@ impl<const ROWS: usize, const COLS: usize> QuantMatrix<ROWS, COLS> {
         self.scales.release_pages();
     }
 
+    /// The memory of the quants and of the scales of some groups.
+    pub fn slice_groups(&self, groups: Range<usize>) -> [MappedSlice; 2] {
+        let (of_quants, of_scales) = self.format.group_bytes(COLS);
+        [(&self.quants, of_quants), (&self.scales, of_scales)].map(|(plane, len)| {
+            plane.slice(groups.start * len..groups.end * len).expect("invariant: a plane has all groups")
+        })
+    }
+
     /// Quants of some groups.
     #[inline]
     pub fn quants(&self, groups: Range<usize>) -> &[u8] {

@@ -152,6 +152,7 @@ impl Plan {
         }
         match smaller.longest_context(have) {
             Some(n) => format!("use {flags} with {}", context.describe_limit(n.min(asked))),
+            None if self.kept_experts > 0 => "no context fits: use a smaller `EngineOptions::keep_experts`".into(),
             None if self.options.weight_type == WeightType::F32 => {
                 "no context fits: use `EngineOptions::weight_type` q4_0, best after antigravity pack".into()
             }

@@ -57,11 +57,17 @@ pub const KNOWN: &[KnownModel] = &[
 
 /// Other models of `models/`: folder, name on the Hugging Face Hub, and licence.
 pub const OF_HUB: &[(&str, &str, &str)] = &[
+    ("falcon-h1-0.5b", "tiiuae/Falcon-H1-0.5B-Instruct", "Falcon LLM License"),
     ("gemma3-1b", "google/gemma-3-1b-it", "Gemma's terms, which the hub asks you to accept"),
     ("gemma4-e2b", "google/gemma-4-E2B-it", "Apache 2.0"),
     ("gemma4-e4b", "google/gemma-4-E4B-it", "Apache 2.0"),
+    ("gemma4-26b-a4b", "google/gemma-4-26B-A4B-it", "Apache 2.0"),
+    ("gpt-oss-20b", "openai/gpt-oss-20b", "Apache 2.0"),
     ("gpt2", "openai-community/gpt2", "MIT"),
     ("granite-3.3-2b", "ibm-granite/granite-3.3-2b-instruct", "Apache 2.0"),
+    ("granite-4.0-1b", "ibm-granite/granite-4.0-1b", "Apache 2.0"),
+    ("granite-4.0-h-1b", "ibm-granite/granite-4.0-h-1b", "Apache 2.0"),
+    ("granite-4.0-h-350m", "ibm-granite/granite-4.0-h-350m", "Apache 2.0"),
     ("lfm2-350m", "LiquidAI/LFM2-350M", "LFM Open License"),
     ("lfm2-700m", "LiquidAI/LFM2-700M", "LFM Open License"),
     ("lfm2-1.2b", "LiquidAI/LFM2-1.2B", "LFM Open License"),
@@ -88,6 +94,8 @@ pub const OF_HUB: &[(&str, &str, &str)] = &[
         "Llama 3.2's terms, which the hub asks you to accept",
     ),
     ("minicpm-2b-llama", "openbmb/MiniCPM-2B-dpo-bf16-llama-format", "OpenBMB's General Model License"),
+    ("nemotron-h-8b", "nvidia/Nemotron-H-8B-Base-8K", "NVIDIA's research licence, not for commercial use"),
+    ("nemotron-nano-9b-v2", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NVIDIA Open Model License"),
     ("phi-4-mini", "microsoft/Phi-4-mini-instruct", "MIT"),
     ("qwen2.5-0.5b", "Qwen/Qwen2.5-0.5B-Instruct", "Apache 2.0"),
     ("qwen2.5-1.5b", "Qwen/Qwen2.5-1.5B-Instruct", "Apache 2.0"),
@@ -96,6 +104,7 @@ pub const OF_HUB: &[(&str, &str, &str)] = &[
     ("qwen3-1.7b", "Qwen/Qwen3-1.7B", "Apache 2.0"),
     ("qwen3-30b-a3b", "Qwen/Qwen3-30B-A3B", "Apache 2.0"),
     ("qwen3.5-0.8b", "Qwen/Qwen3.5-0.8B", "Apache 2.0"),
+    ("qwen3.5-35b-a3b", "Qwen/Qwen3.5-35B-A3B", "Apache 2.0"),
     ("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", "Apache 2.0"),
 ];
 
