@@ -123,7 +123,8 @@ pub trait Device: Send {
 
     /// Computes one pass: appends the rows of each run's tokens to its cache and writes the logits asked for.
     ///
-    /// Allocates nothing, except in the first pass with a longer cache than before and in the first observed pass.
+    /// Allocates nothing, except in the first pass with a longer cache than before, in the first observed pass, and for the
+    /// threads of a [split](crate::split) that compute a long pass.
     ///
     /// # Errors
     ///

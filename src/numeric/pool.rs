@@ -313,6 +313,18 @@ pub fn run_on_threads(threads: usize, work: impl Fn() + Sync) {
     });
 }
 
+/// Runs both functions, `one` on another thread if possible; otherwise after `other`.
+pub fn run_both(mut one: impl FnMut() + Send, other: impl FnOnce()) {
+    let there = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, &mut one);
+        other();
+        thread.is_ok()
+    });
+    if !there {
+        one();
+    }
+}
+
 /// The loop of a worker.
 fn run_worker(thread: usize, shared: &Shared) {
     let Shared { now: CachePadded(now), parts, rest: CachePadded(rest) } = shared;

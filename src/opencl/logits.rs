@@ -1,8 +1,8 @@
 //! Logits of a pass: which ones are requested, and where they go.
 
-use super::threads::run_both;
 use crate::dims::VOCAB;
 use crate::model::device::{Logits, Run};
+use numeric::pool::run_both;
 use opencl_runtime::buffer::bytes_of_mut;
 use std::ops::Range;
 

@@ -3,11 +3,11 @@
 
 use super::defines::{ATTN_BLOCK, FFN_PAD, QKV, SCORES};
 use super::shapes::MAX_BATCH_RUNS;
-use super::threads::run_both;
 use crate::dims::*;
 use crate::model::device::Run;
 use crate::model::rope::{Frequencies, compute_angles};
 use crate::model::weights::Weights;
+use numeric::pool::run_both;
 use opencl_runtime::buffer::{
     Access, Buffer, Place, ReadbackBuffer, StagingBuffer, StridedPieces, bytes_of, bytes_of_mut,
 };

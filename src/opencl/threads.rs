@@ -1,4 +1,4 @@
-//! Host threads: helpers for work that takes one thread as long as a pass takes a fast GPU, and the driver's own.
+//! The driver's own threads.
 
 use numeric::pool::run_on_big_cores;
 use opencl_runtime::device::{self, Device};
@@ -6,7 +6,6 @@ use opencl_runtime::device_info::DeviceInfo;
 use opencl_runtime::failure::Result;
 use opencl_runtime::program_cache::Cache;
 use std::sync::Once;
-use std::thread;
 
 /// [`device::select_info`], called on the performance cores. A driver starts threads when it is first used and when a
 /// device is opened, and they inherit the CPU affinity: on a phone's efficiency cores every launch would take longer.
@@ -23,16 +22,4 @@ pub fn open_device(select: Option<&str>, cache: Cache) -> Result<Device> {
         _ => cache,
     };
     run_on_big_cores(|| Device::open(select, cache))
-}
-
-/// Runs both functions, `one` on another thread if possible.
-pub fn run_both(mut one: impl FnMut() + Send, other: impl FnOnce()) {
-    let there = thread::scope(|scope| {
-        let thread = thread::Builder::new().spawn_scoped(scope, &mut one);
-        other();
-        thread.is_ok()
-    });
-    if !there {
-        one();
-    }
 }

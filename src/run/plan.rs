@@ -396,9 +396,10 @@ impl Plan {
         if self.tokenizer_file == 0 { 0 } else { add(WORDS, mul(self.tokenizer_file, TOKENIZER)) }
     }
 
-    /// Bytes of the stacks of all threads: for passes, for loading the tokenizer, for signals.
+    /// Bytes of the stacks of all threads: for passes, also those of a split's stages, for loading the tokenizer, for signals.
     fn stack_bytes(&self) -> u64 {
-        let team = mul(self.options.threads as u64, pool::STACK_BYTES as u64);
+        let threads = self.options.threads.saturating_add(self.options.split_stages().len());
+        let team = mul(threads as u64, pool::STACK_BYTES as u64);
         add(team, catch_panic::STACK_BYTES as u64 + SMALL + self.server_threads() * server::STACK)
     }
 

@@ -5,8 +5,9 @@ use crate::support::paths;
 use crate::support::random::ids;
 use antigravity::dims::{self, KV_HEADS, LAYERS, has_mass};
 use antigravity::model::cpu::{CpuDevice, CpuOptions};
-use antigravity::model::device::{Device, KvRows, Logits, Run};
+use antigravity::model::device::{Device, KvCache, KvRows, Logits, Run};
 use antigravity::model::split::{LAST_CUT, SplitDevice, Stage, stage_ranges};
+use antigravity::model::trace::Trace;
 use antigravity::model::weights::Weights;
 use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
@@ -15,14 +16,18 @@ use antigravity::session::{CancelToken, Session};
 use antigravity::{BatchItem, Engine, EngineOptions, Error, GenerateOptions};
 use numeric::kv::{KvType, KvTypes};
 use numeric::simd::Isa;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 use text::sampler::SamplerOptions;
 
 const PROMPT: &str =
     "The cat sat on the mat. The dog sat on the mat. The bird sat on the mat. The cat sat on";
 
+/// A pass of a long prompt has two micro-batches.
 fn options() -> EngineOptions {
-    EngineOptions { threads: 2, max_seq_len: 200, prefill_chunk: 48, ..EngineOptions::new(paths::model()) }
+    EngineOptions { threads: 2, max_seq_len: 240, prefill_chunk: 130, ..EngineOptions::new(paths::model()) }
 }
 
 /// The engine with its layers on two devices, both of them the CPU.
@@ -44,7 +49,7 @@ fn items(tokens: usize) -> Vec<BatchItem> {
     let options =
         GenerateOptions { max_tokens: Some(tokens), ignore_eos: true, sampler, ..Default::default() };
     let item = |prompt: &str| BatchItem { prompt: prompt.into(), options: options.clone() };
-    vec![item("Once upon a time"), item(PROMPT), item("Lily and Tom"), item(&PROMPT.repeat(2))]
+    vec![item("Once upon a time"), item(PROMPT), item("Lily and Tom"), item(&PROMPT.repeat(6))]
 }
 
 fn texts(engine: &Engine, tokens: usize) -> Vec<String> {
@@ -52,20 +57,21 @@ fn texts(engine: &Engine, tokens: usize) -> Vec<String> {
     engine.generate_batch(&items).unwrap().map(|answer| answer.unwrap().text).collect()
 }
 
+/// Logits behind a long prompt.
+fn logit_bits(engine: &Engine) -> Vec<u32> {
+    let mut session = engine.session().unwrap();
+    session.prefill(&ids(130), &CancelToken::default()).unwrap();
+    collect_logit_bits(&mut session, &ids(20), 5)
+}
+
 #[test]
 fn every_cut_has_the_bits_of_one_device() {
     for kv in KvType::ALL {
         let o = EngineOptions { kv_types: KvTypes::same(kv), ..options() };
-        let expected =
-            collect_logit_bits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 6);
+        let expected = logit_bits(&Engine::load(o.clone()).unwrap());
         let all = if kv == KvType::Q4 { (1..=LAST_CUT).collect() } else { cuts() };
         for cut in all {
-            let mut session = split_at(cut, &o).session().unwrap();
-            assert!(
-                collect_logit_bits(&mut session, &ids(90), 6) == expected,
-                "{} cache, cut {cut}",
-                kv.name()
-            );
+            assert!(logit_bits(&split_at(cut, &o)) == expected, "{} cache, cut {cut}", kv.name());
         }
     }
 }
@@ -75,7 +81,7 @@ fn every_cut_has_the_bits_of_one_device() {
 fn texts_of_a_split_are_those_of_one_device() {
     let eviction = |policy| Eviction { policy, window: 48, memory_threshold: 0, ..Eviction::NEVER };
     let policies = [Policy::Sliding, Policy::SnapKv, Policy::H2o].into_iter();
-    let evicting = |policy| EngineOptions { max_seq_len: 64, eviction: eviction(policy), ..options() };
+    let evicting = |policy| EngineOptions { max_seq_len: 140, eviction: eviction(policy), ..options() };
     // The model's layers may all have a window, or a state.
     let policies = policies.filter(|_| dims::FULL_ATTENTION_LAYERS > 0);
     let mut all: Vec<EngineOptions> = policies.map(evicting).collect();
@@ -113,46 +119,95 @@ fn a_sequence_moves_between_splits() {
     }
 }
 
-fn cpu(weights: &Arc<Weights>) -> CpuDevice {
-    let (isa, kv_types) = (Isa::detect().unwrap(), KvTypes::same(KvType::F16));
-    let options = CpuOptions { threads: 2, isa, kv_types, slots: 64, max_tokens: 32 };
-    CpuDevice::new(Arc::clone(weights), options).unwrap()
-}
+/// The CPU with some layers, which asks before each pass, with its number, whether it can compute it.
+struct Asking<F>(CpuDevice, F, usize);
 
-/// A device that is lost in every pass.
-struct Lost(CpuDevice);
+impl<F: FnMut(usize) -> Result<(), Error> + Send + 'static> Asking<F> {
+    fn stage(weights: &Arc<Weights>, layers: Range<usize>, can_compute: F) -> Stage {
+        let (isa, kv_types) = (Isa::detect().unwrap(), KvTypes::same(KvType::F16));
+        let options = CpuOptions { threads: 1, isa, kv_types, slots: 64, max_tokens: 256 };
+        let cpu = CpuDevice::new(Arc::clone(weights), options).unwrap().with_layers(layers.clone());
+        Stage::new(Box::new(Self(cpu, can_compute, 0)), layers)
+    }
+}
 
 #[rustfmt::skip]
-impl Device for Lost {
-    fn name(&self) -> String { "lost".into() }
-    fn max_tokens(&self) -> usize { 32 }
-    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn antigravity::model::device::KvCache>, Error> { self.0.new_cache(slots) }
-    fn forward(&mut self, _: &mut [Run<'_>], _: Option<&CancelToken>) -> Result<(), Error> { Err(Error::Device("lost".into())) }
-    fn set_trace(&mut self, trace: Option<antigravity::model::trace::Trace>) -> Option<antigravity::model::trace::Trace> { trace }
+impl<F: FnMut(usize) -> Result<(), Error> + Send> Device for Asking<F> {
+    fn name(&self) -> String { "asking".into() }
+    fn max_tokens(&self) -> usize { self.0.max_tokens() }
+    fn new_cache(&mut self, slots: usize) -> Result<Box<dyn KvCache>, Error> { self.0.new_cache(slots) }
+    fn forward(&mut self, runs: &mut [Run<'_>], cancel: Option<&CancelToken>) -> Result<(), Error> {
+        self.2 += 1;
+        (self.1)(self.2 - 1).and_then(|()| self.0.forward(runs, cancel))
+    }
+    fn set_trace(&mut self, trace: Option<Trace>) -> Option<Trace> { self.0.set_trace(trace) }
 }
 
-/// A failed pass adds no token to any stage, and mass is allocated by the first write to any layer.
+/// Computes the first 64 tokens of four sequences in one pass: four micro-batches.
+fn forward_four(device: &mut SplitDevice, caches: &mut [Box<dyn KvCache>; 4]) -> Result<(), Error> {
+    let ids = ids(64);
+    let mut runs = caches.each_mut().map(|cache| Run::new(&mut **cache, &ids, 0, Logits::None));
+    device.forward(&mut runs, None)
+}
+
+/// The first stage begins a micro-batch before the second one ends that before it, and in a trace does not.
+#[test]
+fn stages_compute_at_the_same_time() {
+    let engine = Engine::load(options()).unwrap();
+    let [first, second] = <[_; 2]>::try_from(stage_ranges(&[1, LAYERS - 1]).unwrap()).unwrap();
+    let ((send, begun), mut seen) = (channel(), 0);
+    let begins = move |pass| send.send(pass).map_err(|e| Error::Device(e.to_string()));
+    let ends = move |pass| {
+        while pass < 3 && seen < pass + 2 {
+            let late = |_| Error::Device(format!("the first stage waits for micro-batch {pass} to end"));
+            seen = 1 + begun.recv_timeout(Duration::from_secs(20)).map_err(late)?;
+        }
+        // That of the trace.
+        assert!(pass < 4 || begun.try_iter().eq([4]), "pass {pass}");
+        Ok(())
+    };
+    let mut device = SplitDevice::new(vec![
+        Asking::stage(engine.weights(), first, begins),
+        Asking::stage(engine.weights(), second, ends),
+    ]);
+    let mut caches = [0; 4].map(|_| device.new_cache(64).unwrap());
+    forward_four(&mut device, &mut caches).unwrap();
+    caches.iter_mut().for_each(|cache| cache.set_len(0));
+    device.set_trace(Some(Trace::default()));
+    forward_four(&mut device, &mut caches).unwrap();
+    let names: Vec<_> = device.set_trace(None).unwrap().step_totals();
+    assert!(!names.is_empty(), "both passes were traced");
+}
+
+/// A failed pass adds no token to any stage, whatever it had computed, and mass is allocated by the first write to any
+/// layer.
 #[test]
 fn a_stage_that_fails_leaves_no_token_behind() {
     let engine = Engine::load(options()).unwrap();
-    let weights = engine.weights();
     let [first, second] = <[_; 2]>::try_from(stage_ranges(&[1, LAYERS - 1]).unwrap()).unwrap();
-    let stage = |device: Box<dyn Device>, layers| Stage { device, layers };
-    let mut device = SplitDevice::new(vec![
-        stage(Box::new(cpu(weights).with_layers(first.clone())), first),
-        stage(Box::new(Lost(cpu(weights).with_layers(second.clone()))), second),
-    ]);
-    let mut cache = device.new_cache(64).unwrap();
-    let ids = ids(9);
-    let failed = device.forward(&mut [Run::new(&mut *cache, &ids, 0, Logits::None)], None);
-    assert!(matches!(failed, Err(Error::Device(_))), "{failed:?}");
-    for layer in (0..LAYERS).filter(|&layer| has_mass(layer)) {
-        let mut mass = vec![1.0; KV_HEADS * cache.extent().len];
-        cache.write_mass(layer, &vec![0.0; mass.len()]).unwrap();
-        cache.read_mass(layer, &mut mass).unwrap();
-        assert!(mass.is_empty(), "the first stage has kept its tokens");
+    let lost = |_| Err(Error::Device("lost".into()));
+    for lost_in in [0, 2] {
+        let mut device = SplitDevice::new(vec![
+            Asking::stage(engine.weights(), first.clone(), |_| Ok(())),
+            Asking::stage(
+                engine.weights(),
+                second.clone(),
+                move |n| if n < lost_in { Ok(()) } else { lost(n) },
+            ),
+        ]);
+        let mut caches = [0; 4].map(|_| device.new_cache(64).unwrap());
+        let failed = forward_four(&mut device, &mut caches);
+        assert!(matches!(failed, Err(Error::Device(_))), "{failed:?}");
+        for cache in &mut caches {
+            for layer in (0..LAYERS).filter(|&layer| has_mass(layer)) {
+                let mut mass = vec![1.0; KV_HEADS * cache.extent().len];
+                cache.write_mass(layer, &vec![0.0; mass.len()]).unwrap();
+                cache.read_mass(layer, &mut mass).unwrap();
+                assert!(mass.is_empty(), "a stage has kept its tokens");
+            }
+            assert_eq!(cache.extent().len, 0);
+        }
     }
-    assert_eq!(cache.extent().len, 0);
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl DeviceFactory {
                 Some(model) => Box::new(self.opencl_device(model, o)?),
                 None => Box::new(self.cpu_device(o)?.with_layers(layers.clone())),
             };
-            Ok(Stage { device, layers })
+            Ok(Stage::new(device, layers))
         };
         Ok(SplitDevice::new(stages.iter().map(stage).collect::<Result<_>>()?))
     }
