@@ -2,15 +2,15 @@
 // order; see src/model/cpu/recurrent.rs.
 //
 // mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first
-// layer: the first float of a layer's state, consecutive value heads that share a key head
-// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]; STATE floats behind it, that
-// after the first token of a run of several
+// layer: the first float of a layer's state, consecutive value heads that share a key head, floats of all layers' states
+// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]; behind those of all layers,
+// those after the first token of a run of several
 
 #ifdef CONVOLVE
 // One work-item per channel. out: [token][CONV_CHANNELS]; of a short convolution, gated.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
     const __global float *mix, const __global float *taps, __global float *state, __global float *out, Run run,
-    int2 layer) {
+    int4 layer) {
     int c = get_global_id(0);
     if (c >= CONV_CHANNELS) return;
     float held[CONV_TAPS];
@@ -32,7 +32,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
         out[(size_t)t * CONV_CHANNELS + c] = row[DIM + c] * sum;
 #endif
         if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
-            for (int j = 0; j < CONV_TAPS - 1; j++) state[STATE + j * CONV_CHANNELS + c] = held[j];
+            for (int j = 0; j < CONV_TAPS - 1; j++) state[layer.z + j * CONV_CHANNELS + c] = held[j];
     }
     for (int j = 0; j < CONV_TAPS - 1; j++) state[j * CONV_CHANNELS + c] = held[j];
 }
@@ -89,7 +89,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void prepare_delta(
 // Updates sixteen columns of a head's state: a work-item has every sixteenth row of a column, as in the CPU's lanes.
 __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
     const __global float *mix, const __global float *conv, __global float *state, __global float *core, Run run,
-    int2 layer) {
+    int4 layer) {
     __local float kept[256], given[256];
     int lid = get_local_id(0), lane = lid / 16, column = lid % 16, block = get_group_id(0);
     int head = block / (VALUE_WIDTH / 16), of_key = head / layer.y % KEY_HEADS * KEY_WIDTH;
@@ -113,7 +113,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_delta(
             sum = fma(s[i], query[16 * i], sum);
         }
         if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
-            for (int i = 0; i < KEY_WIDTH / 16; i++) own[STATE + 256 * i] = s[i];
+            for (int i = 0; i < KEY_WIDTH / 16; i++) own[layer.z + 256 * i] = s[i];
         given[column * 16 + lane] = sum;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lane == 0) core[(size_t)t * VALUES + block * 16 + column] = sum_lanes(given + column * 16);

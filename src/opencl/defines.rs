@@ -142,7 +142,6 @@ impl Defines {
             ("CONV_TAPS", CONV_TAPS),
             ("CONV_CHANNELS", CONV_CHANNELS),
             ("CONV_STATE", CONV_STATE),
-            ("STATE", STATE),
             ("DELTA_NET", HAS_DELTA_NET as usize),
             ("KEY_HEADS", key_heads),
             ("VALUE_HEADS", value_heads),

@@ -21,7 +21,7 @@ pub(super) use speeds::{
     options_with_measuring, report_choice, speeds_key,
 };
 pub use state_history::Checkpoint;
-pub(super) use state_history::{max_checkpoints, state_bytes};
+pub(super) use state_history::{checkpoint_bytes, max_checkpoints, state_bytes};
 
 use crate::model::device::{SharedDevice, lock_device};
 use crate::run::options::{Notice, Side};

@@ -7,6 +7,7 @@ use crate::opencl::step_launch::Launch;
 use crate::opencl::weights::LayerWeights;
 use opencl_runtime::buffer::Buffer;
 use opencl_runtime::failure::Result;
+use std::ops::Range;
 
 impl Binder<'_> {
     /// Preparation and gate of a delta net.
@@ -21,19 +22,21 @@ impl Binder<'_> {
         ])
     }
 
-    /// Launches of a recurrent layer that use the state of a sequence.
+    /// Launches of a recurrent layer, one of those of the device, that use the state of a sequence.
     pub(super) fn recurrent_layer(
         &mut self,
         l: &LayerWeights,
         state: &Buffer,
-        layer: usize,
+        (layers, layer): (Range<usize>, usize),
     ) -> Result<CacheLayer> {
         let s = self.scratch;
         let (taps, out) =
             (l.taps.as_ref().unwrap_or(&s.none), if HAS_DELTA_NET { &s.conv } else { &s.mixed });
         let mut bind = |step, buffers: [&Buffer; 4]| {
             let mut launch = self.bind_launch(KernelName::Recurrent(step), &buffers)?;
-            launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
+            let [before, all] =
+                [layers.start..layer, layers.clone()].map(|layers| state_range(&layers).len() as i32);
+            launch.set_second_ints(&[before, l.shared_run as i32, all, 0])?;
             Ok(launch)
         };
         let convolve = Some(bind(RecurrentStep::Convolve, [&s.mix, taps, state, out])?);

@@ -7,6 +7,7 @@ use super::{
 use crate::dims::{FULL_ATTENTION_LAYERS, LAYERS, SLIDING_LAYERS, cache_layers};
 use crate::opencl::{self, Cache, DeviceInfo, DeviceType, device, read_bandwidth};
 use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::placement::state_bytes;
 use crate::run::split::{Split, SplitStage, StageDevice};
 use files::{Error, Result};
 
@@ -69,9 +70,13 @@ impl Plan {
             }
         };
         let name = format!("{}, layers {}-{}", stage.device, stage.layers.start, stage.layers.end - 1);
-        let mass = if full > 0 { mass_bytes(o, slots, chunk) } else { 0 };
-        let lines =
-            [("weights", weights), ("KV cache", rows), ("scratch", scratch), ("attention mass", mass)];
+        let lines = [
+            ("weights", weights),
+            ("KV cache", rows),
+            ("recurrent states", state_bytes(&stage.layers, o.sequence_count())),
+            ("scratch", scratch),
+            ("attention mass", mass_bytes(o, stage.layers.clone(), (slots, chunk))),
+        ];
         let item = |(purpose, bytes)| PlanItem { purpose: format!("{name}: {purpose}"), bytes, kind };
         lines.map(item).into()
     }
