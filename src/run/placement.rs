@@ -222,7 +222,7 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// `lost` if there is no fallback; errors of making the CPU's cache.
+    /// `lost` if there is no fallback; `Device` if the CPU has no room; errors of making the CPU's cache.
     pub fn fall_back(&mut self, here: &mut DeviceCache, lost: Error) -> Result<RowState> {
         let trace = here.set_trace(None);
         let rows = match (self.second.take(), self.side) {
@@ -234,7 +234,10 @@ impl Placement {
             }
             _ => {
                 let Some(cpu) = self.cpu.take() else { return Err(lost) };
-                *here = cpu()?;
+                *here = cpu().map_err(|e| match e {
+                    Error::Memory(why) => Error::Device(format!("{lost}; the CPU cannot continue: {why}")),
+                    e => e,
+                })?;
                 RowState::Lost
             }
         };

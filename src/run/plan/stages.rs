@@ -111,6 +111,26 @@ impl Plan {
         )))
     }
 
+    /// Checks that the CPU has room for all layers when a device of a split is lost. What that one and its driver have in
+    /// the machine's memory is never freed.
+    pub fn check_fallback(&self) -> Result<()> {
+        let (cpu, slots) = (self.clone(), self.options.max_seq_len);
+        let options = EngineOptions { backend: BackendKind::Cpu, split: None, ..cpu.options };
+        let on_cpu = Plan { options, device: None, ..cpu }.needed_bytes();
+        let lost = if self.has_own_memory() { 0 } else { self.device_bytes() };
+        let need = add(on_cpu, add(lost, self.host_side_bytes(slots, self.max_pass_tokens(slots), false)));
+        match self.memory.usable_bytes() {
+            Some(have) if need > have && !self.options.split_stages().is_empty() => {
+                Err(Error::Memory(format!(
+                    "all layers on the CPU need {} of memory, but {} are available",
+                    format_mib(need),
+                    format_mib(have)
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Replaces a split that is to be chosen by the devices' memory and speed: the fastest GPU has as many of the last
     /// layers as fit, the next one as many of those before, and the CPU the rest.
     pub(super) fn resolve_split(mut self) -> Result<Self> {
