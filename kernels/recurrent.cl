@@ -3,10 +3,10 @@
 // src/model/cpu/recurrent.rs and mamba.rs.
 //
 // mix: [token][MIX], projected inputs; taps: [CONV_TAPS][CONV_CHANNELS], oldest first, then, of Mamba2, biases
-// layer: the first float of a layer's state, consecutive value heads that share a key head
+// layer: the first float of a layer's state, consecutive value heads that share a key head, floats of all layers' states
 // heads: [bias | decay][VALUE_HEADS], of Mamba2 [bias | decay | skip]
-// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]; STATE floats behind it, that
-// after the first token of a run of several
+// state: of one layer, [CONV_TAPS - 1][CONV_CHANNELS], then [block of columns][KEY_WIDTH][16]; behind those of all layers,
+// those after the first token of a run of several
 
 #if DELTA_NET || MAMBA
 #define KEYS (KEY_HEADS * KEY_WIDTH)
@@ -17,7 +17,7 @@
 // One work-item per channel. out: [token][CONV_CHANNELS]; of a short convolution, gated.
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
     const __global float *mix, const __global float *taps, __global float *state, __global float *out, Run run,
-    int2 layer) {
+    int4 layer) {
     int c = get_global_id(0);
     if (c >= CONV_CHANNELS) return;
     float held[CONV_TAPS];
@@ -41,7 +41,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void convolve(
         out[(size_t)t * CONV_CHANNELS + c] = row[DIM + c] * sum;
 #endif
         if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
-            for (int j = 0; j < CONV_TAPS - 1; j++) state[STATE + j * CONV_CHANNELS + c] = held[j];
+            for (int j = 0; j < CONV_TAPS - 1; j++) state[layer.z + j * CONV_CHANNELS + c] = held[j];
     }
     for (int j = 0; j < CONV_TAPS - 1; j++) state[j * CONV_CHANNELS + c] = held[j];
 }
@@ -102,7 +102,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void prepare_update(
 // Updates sixteen columns of a head's state: a work-item has every sixteenth row of a column, as in the CPU's lanes.
 __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_state(
     const __global float *mix, const __global float *conv, const __global float *heads, __global float *state,
-    __global float *core, Run run, int2 layer) {
+    __global float *core, Run run, int4 layer) {
     // One of the second is read while the other is written for the next token.
     __local float kept[256], given[2][256];
     int lid = get_local_id(0), lane = lid / 16, column = lid % 16, block = get_group_id(0);
@@ -129,7 +129,7 @@ __kernel __attribute__((reqd_work_group_size(256, 1, 1))) void update_state(
             sum = fma(s[i], query[16 * i], sum);
         }
         if (t == FIRST_TOKEN(run) && TOKENS_OF(run) > 1)
-            for (int i = 0; i < KEY_WIDTH / 16; i++) own[STATE + 256 * i] = s[i];
+            for (int i = 0; i < KEY_WIDTH / 16; i++) own[layer.z + 256 * i] = s[i];
         given[t % 2][column * 16 + lane] = sum;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (lane == 0) {

@@ -342,8 +342,8 @@ impl OpenClDevice {
         if cache.launches.as_ref().is_some_and(|bound| bound.slots == scratch.slots) {
             return Ok(());
         }
-        let mass = cache.mass.as_ref().and_then(|mass| mass.on_device());
-        if mass.is_some() {
+        let mass = cache.mass.as_ref();
+        if mass.is_some() && attend == AttendOn::Device {
             scratch.reserve_softmax(&model.device)?;
         }
         let (matrices, one) = (&model.matrices, launches.has_one());
@@ -440,7 +440,7 @@ impl seam::Device for OpenClDevice {
             (slots, self.ring, self.model.layer_range()),
             self.kv_location,
         )?;
-        let device = &self.model.device;
+        let (device, rows) = (&self.model.device, (rows, self.model.layer_range()));
         Ok(Box::new(OpenClCache::new(device, rows, self.attend_on(), self.compactor.clone())?))
     }
 

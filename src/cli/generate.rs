@@ -98,13 +98,13 @@ fn complete_prompt(
         content: SavedContent::Text(stream.resume_point()),
     };
     drop(stream);
-    let lost = shown?;
 
-    if let Some(file) = &args.session {
+    // A text whose rows are lost with a device is saved as tokens.
+    if let (Some(file), Ok(_) | Err(Error::Device(_))) = (&args.session, &shown) {
         saved::save_session(file, &mut session, engine, state)?;
         signal::mark_saved()?;
     }
-    if let Some(lost) = lost {
+    if let Some(lost) = shown? {
         return Err(lost);
     }
     generation_report::write_trace(&mut session, output, Some(report.reason))?;

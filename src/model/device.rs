@@ -244,10 +244,10 @@ pub trait KvCache: Any + Send {
     /// of 0 clears the recurrent state; with any other, it stays that of the tokens computed so far.
     fn set_len(&mut self, len: usize);
 
-    /// Copies the recurrent state out: `[STATE]`, empty for models without.
+    /// Copies the recurrent state out, `[STATE]`, of the layers that it holds; empty for models without.
     fn read_state(&mut self, state: &mut [f32]) -> Result<()>;
 
-    /// Replaces the recurrent state.
+    /// Replaces the recurrent state of these layers by that in `state`: `[STATE]`.
     fn write_state(&mut self, state: &[f32]) -> Result<()>;
 
     /// Goes back to the recurrent state after the first token of the last run, which had more than one, as when a draft

@@ -220,10 +220,9 @@ pub const fn has_ffn(layer: usize) -> bool {
     !ONE_PART_LAYERS || !has_mixer(layer)
 }
 
-/// Place of a recurrent layer's state in that of its sequence.
-pub const fn state_range(layer: usize) -> std::ops::Range<usize> {
-    let before = count_recurrent(layer);
-    before * LAYER_STATE..(before + 1) * LAYER_STATE
+/// Place of the states of some layers in that of their sequence.
+pub const fn state_range(layers: &std::ops::Range<usize>) -> std::ops::Range<usize> {
+    count_recurrent(layers.start) * LAYER_STATE..count_recurrent(layers.end) * LAYER_STATE
 }
 
 /// True if biases, q and k norms and a tied head are the only switches in use: Llama, Qwen 2 and 3.

@@ -50,14 +50,14 @@ impl Stage {
     }
 
     /// Computes micro-batches of some runs, and hands each on to the stage behind, until that has failed.
-    fn compute_all<'a>(
+    fn compute_micro_batches<'a>(
         &mut self,
         runs: &mut [Run<'_>],
         (from, to): (Receiver<MicroBatch<'a>>, Option<Sender<MicroBatch<'a>>>),
         cancel: Option<&CancelToken>,
     ) -> Result<()> {
         for (tokens, residual) in from {
-            self.compute(runs, (tokens.clone(), &mut *residual), cancel)?;
+            self.compute_micro_batch(runs, (tokens.clone(), &mut *residual), cancel)?;
             if to.as_ref().is_some_and(|to| to.send((tokens, residual)).is_err()) {
                 break;
             }
@@ -66,7 +66,7 @@ impl Stage {
     }
 
     /// Computes a micro-batch.
-    fn compute(
+    fn compute_micro_batch(
         &mut self,
         runs: &mut [Run<'_>],
         (tokens, mut residual): MicroBatch<'_>,
@@ -123,7 +123,7 @@ fn run_pipeline<'a>(
         return Ok(());
     };
     if stages.is_empty() {
-        return stage.compute_all(own, (from, None), cancel);
+        return stage.compute_micro_batches(own, (from, None), cancel);
     }
     let (to, from_here) = channel();
     let (mut from_here, mut here, mut behind) = (Some(from_here), Ok(()), Ok(()));
@@ -132,7 +132,7 @@ fn run_pipeline<'a>(
             behind = run_pipeline(stages, runs, from, cancel);
         }
     };
-    run_both(others, || here = stage.compute_all(own, (from, Some(to)), cancel));
+    run_both(others, || here = stage.compute_micro_batches(own, (from, Some(to)), cancel));
     here.and(behind)
 }
 
@@ -221,7 +221,7 @@ impl SplitDevice {
         }
         self.stages.iter_mut().zip(runs).try_for_each(|(stage, runs)| {
             stage.device.set_trace(self.trace.take());
-            let computed = stage.compute(runs, (0..tokens, &mut *residual), cancel);
+            let computed = stage.compute_micro_batch(runs, (0..tokens, &mut *residual), cancel);
             self.trace = stage.device.set_trace(None);
             computed
         })

@@ -7,7 +7,7 @@ use super::kv::{DeviceKv, MappedLayer, compact_rows};
 use super::launches::{AttendOn, CacheLaunches, CacheLayer};
 use super::mass::AttentionMass;
 use super::nvidia::BoundDecode;
-use crate::dims::{HAS_STATE, LAYERS_BEFORE, STATE, STATE_BYTES, is_sliding, state_range};
+use crate::dims::{LAYER_STATE, cache_layers, is_sliding, state_range};
 use crate::model::device::{Extent, HostLayer, HostRows, KvCache, KvRows};
 use files::{Error, Result};
 use numeric::kv::{check_capacity, check_kept_slots};
@@ -23,10 +23,12 @@ pub struct OpenClCache {
     device: Device,
     /// Place that computes attention.
     attend: AttendOn,
+    /// The layers that the device computes.
+    layers: Range<usize>,
     /// The rows.
     pub rows: DeviceKv,
-    /// The recurrent state, and that after the first token of the last run of several: `[STATE]` each; `None` for
-    /// models without.
+    /// The recurrent states of its layers, and those after the first token of the last run of several; `None` for layers
+    /// without.
     pub state: Option<Buffer>,
     len: usize,
     /// Attention mass; `None` until first written.
@@ -43,6 +45,8 @@ pub struct OpenClCache {
 
 /// Rows and mass borrowed by the CPU.
 struct BorrowedRows {
+    /// The layers that the device computes.
+    layers: Range<usize>,
     /// By layer.
     rows: ByLayer<MappedLayer>,
     /// By full-attention layer: `[kv_head][slot]`; empty if there is no mass.
@@ -59,16 +63,14 @@ impl HostRows for BorrowedRows {
 
     fn layer_rows_mut(&mut self, layer: usize) -> HostLayer<'_> {
         let (k, v) = &mut self.rows[layer];
-        let mass = self
-            .mass
-            .get_mut(LAYERS_BEFORE[layer][0])
-            .filter(|_| !is_sliding(layer))
-            .map(|mass| &mut mass[..]);
+        let before = cache_layers(&(self.layers.start..layer))[0];
+        let mass = self.mass.get_mut(before).filter(|_| !is_sliding(layer)).map(|mass| &mut mass[..]);
         HostLayer { k: k.bytes_mut(), v: v.bytes_mut(), mass }
     }
 
     fn layer_states_mut(&mut self, layer: usize) -> [&mut [f32]; 2] {
-        self.states.each_mut().map(|state| &mut state[state_range(layer)])
+        let first = state_range(&(self.layers.start..layer)).len();
+        self.states.each_mut().map(|state| &mut state[first..first + LAYER_STATE])
     }
 }
 
@@ -78,22 +80,23 @@ fn to_lost_device(failure: Failure) -> Error {
 }
 
 impl OpenClCache {
-    /// An empty cache.
+    /// An empty cache of these layers.
     pub fn new(
         device: &Device,
-        rows: DeviceKv,
+        (rows, layers): (DeviceKv, Range<usize>),
         attend: AttendOn,
         compactor: Option<Arc<Mutex<Compactor>>>,
     ) -> Outcome<Self> {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        let state =
-            HAS_STATE.then(|| device.allocate_buffer(2 * STATE_BYTES, Access::ReadWrite, Place::Device));
+        let bytes = 4 * state_range(&layers).len();
+        let state = (bytes > 0).then(|| device.allocate_buffer(2 * bytes, Access::ReadWrite, Place::Device));
         let state = state.transpose()?;
-        state.iter().try_for_each(|state| state.fill(0..STATE_BYTES, 0))?;
+        state.iter().try_for_each(|state| state.fill(0..bytes, 0))?;
         Ok(Self {
             device,
             attend,
+            layers,
             rows,
             state,
             len,
@@ -113,6 +116,11 @@ impl OpenClCache {
     pub fn downcast(cache: &mut dyn KvCache) -> &mut Self {
         let cache: &mut dyn Any = cache;
         cache.downcast_mut().expect("an OpenCL device computes with caches of its own")
+    }
+
+    /// Bytes of the recurrent states of its layers.
+    fn state_bytes(&self) -> usize {
+        4 * state_range(&self.layers).len()
     }
 
     /// Filled slots.
@@ -145,9 +153,9 @@ impl OpenClCache {
     /// Takes rows, mass and state back from the CPU, and queues a pending compaction.
     pub fn take_back(&mut self) -> Result<()> {
         self.run_compaction().map_err(to_lost_device)?;
-        let Some(BorrowedRows { rows, mass, states }) = self.borrowed.take() else { return Ok(()) };
+        let Some(BorrowedRows { rows, mass, states, .. }) = self.borrowed.take() else { return Ok(()) };
         for (i, state) in states.iter().enumerate() {
-            let write = |to: &Buffer| to.write(i * STATE_BYTES, bytes_of(state));
+            let write = |to: &Buffer| to.write(i * self.state_bytes(), bytes_of(state));
             self.state.as_ref().map_or(Ok(()), write).map_err(to_lost_device)?;
         }
         let mut views = rows.into_values().flat_map(|(k, v)| [k, v]);
@@ -167,8 +175,8 @@ impl OpenClCache {
         let rows = self.rows.layer(layer).expect("invariant: the device has what it moves");
         let mut planes =
             vec![(&rows.k, self.rows.plane_row_bytes(0)), (&rows.v, self.rows.plane_row_bytes(1))];
-        let mass = self.mass.as_ref().and_then(|mass| mass.on_device());
-        planes.extend(mass.map(|layers| (&layers[LAYERS_BEFORE[layer][0]], 4)));
+        let mass = self.mass.as_ref().and_then(|mass| mass.on_device(layer));
+        planes.extend(mass.map(|mass| (mass, 4)));
         let mut compactor = compactor.lock().unwrap_or_else(PoisonError::into_inner);
         compactor.run(&keep, &planes, self.rows.slots())
     }
@@ -182,22 +190,24 @@ impl KvCache for OpenClCache {
 
     fn read_state(&mut self, state: &mut [f32]) -> files::Result<()> {
         self.take_back()?;
-        Ok(self.state.iter().try_for_each(|from| from.read(0, bytes_of_mut(state)))?)
+        let own = &mut state[state_range(&self.layers)];
+        Ok(self.state.iter().try_for_each(|from| from.read(0, bytes_of_mut(own)))?)
     }
 
     fn write_state(&mut self, state: &[f32]) -> files::Result<()> {
         self.take_back()?;
-        Ok(self.state.iter().try_for_each(|to| to.write(0, bytes_of(state)))?)
+        let own = &state[state_range(&self.layers)];
+        Ok(self.state.iter().try_for_each(|to| to.write(0, bytes_of(own)))?)
     }
 
     fn restore_first_state(&mut self) -> files::Result<()> {
         self.take_back()?;
-        let first = STATE_BYTES..2 * STATE_BYTES;
+        let first = self.state_bytes()..2 * self.state_bytes();
         Ok(self.state.iter().try_for_each(|state| state.copy_to(first.clone(), state, 0))?)
     }
 
     fn set_len(&mut self, len: usize) {
-        let slots = self.rows.slots();
+        let (slots, state_bytes) = (self.rows.slots(), self.state_bytes());
         assert!(len <= slots);
         let before = std::mem::replace(&mut self.len, len);
         if len == 0 {
@@ -205,7 +215,7 @@ impl KvCache for OpenClCache {
                 // The device gets it when the CPU gives it back.
                 (Some(borrowed), _) => borrowed.states[0].fill(0.0),
                 // A device that fails here is lost in the next pass.
-                (None, Some(state)) => _ = state.fill(0..STATE_BYTES, 0),
+                (None, Some(state)) => _ = state.fill(0..state_bytes, 0),
                 (None, None) => {}
             }
         }
@@ -243,12 +253,12 @@ impl KvCache for OpenClCache {
         assert!(!is_sliding(layer), "nothing is evicted from sliding-window layers");
         let (len, all, rows) =
             (self.len, self.rows.slots(), [self.rows.plane_row_bytes(0), self.rows.plane_row_bytes(1)]);
-        if let Some(BorrowedRows { rows: views, mass, .. }) = &mut self.borrowed {
+        if let Some(BorrowedRows { rows: views, mass, layers, .. }) = &mut self.borrowed {
             let (k, v) = &mut views[layer];
             for (view, row) in [k, v].into_iter().zip(rows) {
                 compact_rows(&mut view.bytes_mut()[kv_head * all * row..], slots, row);
             }
-            if let Some(mass) = mass.get_mut(LAYERS_BEFORE[layer][0]) {
+            if let Some(mass) = mass.get_mut(cache_layers(&(layers.start..layer))[0]) {
                 compact_rows(bytes_of_mut(&mut mass[kv_head * all..]), slots, 4);
             }
             return Ok(());
@@ -295,7 +305,8 @@ impl KvCache for OpenClCache {
         self.take_back()?;
         if self.mass.is_none() {
             self.launches = None;
-            self.mass = Some(AttentionMass::new(&self.device, self.rows.slots(), self.attend)?);
+            let (layers, slots) = (self.layers.clone(), self.rows.slots());
+            self.mass = Some(AttentionMass::new(&self.device, layers, slots, self.attend)?);
         }
         let sums = self.mass.as_mut().expect("made above");
         Ok(sums.write(layer, self.len, mass)?)
@@ -307,12 +318,13 @@ impl KvCache for OpenClCache {
             let (rows, len) = (self.rows.map_layers().map_err(to_lost_device)?, self.len);
             let mass =
                 self.mass.as_mut().map(|mass| mass.read_all(len)).transpose().map_err(to_lost_device)?;
-            let mut states = [vec![0.0; STATE], vec![0.0; STATE]];
+            let mut states = [0; 2].map(|_| vec![0.0; state_range(&self.layers).len()]);
             for (i, state) in states.iter_mut().enumerate() {
-                let read = |from: &Buffer| from.read(i * STATE_BYTES, bytes_of_mut(state));
+                let read = |from: &Buffer| from.read(i * self.state_bytes(), bytes_of_mut(state));
                 self.state.as_ref().map_or(Ok(()), read).map_err(to_lost_device)?;
             }
-            self.borrowed = Some(BorrowedRows { rows, mass: mass.unwrap_or_default(), states });
+            let (layers, mass) = (self.layers.clone(), mass.unwrap_or_default());
+            self.borrowed = Some(BorrowedRows { layers, rows, mass, states });
         }
         Ok(self.borrowed.as_mut().expect("made above"))
     }

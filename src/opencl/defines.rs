@@ -178,7 +178,6 @@ impl Defines {
             ("CONV_TAPS", CONV_TAPS),
             ("CONV_CHANNELS", CONV_CHANNELS),
             ("CONV_STATE", CONV_STATE),
-            ("STATE", STATE),
             ("DELTA_NET", HAS_DELTA_NET as usize),
             ("MAMBA", HAS_MAMBA as usize),
             ("KEY_HEADS", DELTA_NET.key_heads + MAMBA.groups),

@@ -7,8 +7,9 @@ use crate::model::device;
 use opencl_runtime::buffer::{Access, Buffer, Place, StridedPieces, bytes_of, bytes_of_mut};
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
+use std::ops::Range;
 
-/// Mass of all slots, by full-attention layer: `[kv_head][slot]`.
+/// Mass of all slots, by full-attention layer of the device: `[kv_head][slot]`.
 enum MassStorage {
     Device(Vec<Buffer>),
     Host(Vec<Vec<f32>>),
@@ -17,6 +18,8 @@ enum MassStorage {
 /// Attention mass of the slots of a cache.
 pub struct AttentionMass {
     sums: MassStorage,
+    /// The layers that the device computes.
+    layers: Range<usize>,
     /// Slots per head.
     slots: usize,
     /// Number of leading slots with valid mass; the values of the others are undefined.
@@ -25,15 +28,14 @@ pub struct AttentionMass {
 
 impl AttentionMass {
     /// Allocates mass without valid slots.
-    pub fn new(device: &Device, slots: usize, attend: AttendOn) -> Result<Self> {
+    pub fn new(device: &Device, layers: Range<usize>, slots: usize, attend: AttendOn) -> Result<Self> {
+        let count = cache_layers(&layers)[0];
         let buffer = || device.allocate_buffer(4 * KV_HEADS * slots, Access::ReadWrite, Place::Device);
         let sums = match attend {
-            AttendOn::Host => MassStorage::Host(vec![vec![0.0; KV_HEADS * slots]; FULL_ATTENTION_LAYERS]),
-            AttendOn::Device => {
-                MassStorage::Device((0..FULL_ATTENTION_LAYERS).map(|_| buffer()).collect::<Result<_>>()?)
-            }
+            AttendOn::Host => MassStorage::Host(vec![vec![0.0; KV_HEADS * slots]; count]),
+            AttendOn::Device => MassStorage::Device((0..count).map(|_| buffer()).collect::<Result<_>>()?),
         };
-        Ok(Self { sums, slots, filled: 0 })
+        Ok(Self { sums, layers, slots, filled: 0 })
     }
 
     /// Copies the mass of `len` filled slots to a new object with another number of slots.
@@ -42,19 +44,24 @@ impl AttentionMass {
             MassStorage::Host(_) => AttendOn::Host,
             MassStorage::Device(_) => AttendOn::Device,
         };
-        let mut grown = Self::new(device, slots, attend)?;
+        let mut grown = Self::new(device, self.layers.clone(), slots, attend)?;
         let mut mass = vec![0.0; KV_HEADS * len];
-        for layer in full_attention_layers() {
+        for layer in self.layers.clone().filter(|&layer| has_mass(layer)) {
             self.read(layer, len, &mut mass)?;
             grown.write(layer, len, &mass)?;
         }
         Ok(grown)
     }
 
-    /// Buffers by full-attention layer, if the device computes the mass.
-    pub fn on_device(&self) -> Option<&[Buffer]> {
+    /// Number of the device's full-attention layers before this one.
+    fn index(&self, layer: usize) -> usize {
+        cache_layers(&(self.layers.start..layer))[0]
+    }
+
+    /// Buffer of a full-attention layer, if the device computes the mass.
+    pub fn on_device(&self, layer: usize) -> Option<&Buffer> {
         match &self.sums {
-            MassStorage::Device(layers) => Some(layers),
+            MassStorage::Device(layers) => layers.get(self.index(layer)),
             MassStorage::Host(_) => None,
         }
     }
@@ -76,10 +83,10 @@ impl AttentionMass {
         slots: usize,
         tokens: usize,
     ) -> Option<device::AttentionMass<'_>> {
-        let (filled, all) = (self.filled, self.slots);
+        let (filled, all, index) = (self.filled, self.slots, self.index(layer));
         match &mut self.sums {
             MassStorage::Host(layers) if tokens > 0 && !is_sliding(layer) => {
-                let sums = &mut layers[LAYERS_BEFORE[layer][0]][..];
+                let sums = &mut layers[index][..];
                 sums.chunks_exact_mut(all).for_each(|head| head[filled..slots].fill(0.0));
                 Some(device::AttentionMass { sums, tokens })
             }
@@ -95,7 +102,7 @@ impl AttentionMass {
         len: usize,
     ) -> Result<()> {
         self.fill_up(len)?;
-        let (mut mass, layer) = (vec![0.0; len], LAYERS_BEFORE[layer][0]);
+        let (mut mass, layer) = (vec![0.0; len], self.index(layer));
         let start = kv_head * self.slots;
         self.get(layer, start, &mut mass)?;
         compact_rows(bytes_of_mut(&mut mass), slots, 4);
@@ -107,10 +114,10 @@ impl AttentionMass {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
         if let MassStorage::Device(layers) = &self.sums {
-            return layers[LAYERS_BEFORE[layer][0]].read_pieces(self.head_pieces(len), bytes_of_mut(mass));
+            return layers[self.index(layer)].read_pieces(self.head_pieces(len), bytes_of_mut(mass));
         }
         let mut heads = mass.chunks_exact_mut(len.max(1)).enumerate();
-        heads.try_for_each(|(head, mass)| self.get(LAYERS_BEFORE[layer][0], head * self.slots, mass))
+        heads.try_for_each(|(head, mass)| self.get(self.index(layer), head * self.slots, mass))
     }
 
     /// First `len` slots of all heads in a layer.
@@ -123,17 +130,17 @@ impl AttentionMass {
         assert_eq!(mass.len(), KV_HEADS * len);
         self.fill_up(len)?;
         if let MassStorage::Device(layers) = &self.sums {
-            return layers[LAYERS_BEFORE[layer][0]].write_pieces(self.head_pieces(len), bytes_of(mass));
+            return layers[self.index(layer)].write_pieces(self.head_pieces(len), bytes_of(mass));
         }
-        let slots = self.slots;
+        let (slots, layer) = (self.slots, self.index(layer));
         let mut heads = mass.chunks_exact(len.max(1)).enumerate();
-        heads.try_for_each(|(head, mass)| self.put(LAYERS_BEFORE[layer][0], head * slots, mass))
+        heads.try_for_each(|(head, mass)| self.put(layer, head * slots, mass))
     }
 
     /// Reads all mass, so that the CPU can add to it: by full-attention layer, `[kv_head][slot]`.
     pub fn read_all(&mut self, len: usize) -> Result<Vec<Vec<f32>>> {
         self.fill_up(len)?;
-        let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; FULL_ATTENTION_LAYERS];
+        let mut layers = vec![vec![0.0; KV_HEADS * self.slots]; cache_layers(&self.layers)[0]];
         layers.iter_mut().enumerate().try_for_each(|(layer, mass)| self.get(layer, 0, mass))?;
         Ok(layers)
     }
@@ -147,7 +154,8 @@ impl AttentionMass {
     /// Sets the mass of slots before `len` to 0 where it is not valid yet.
     pub fn fill_up(&mut self, len: usize) -> Result<()> {
         if self.filled < len {
-            for (layer, head) in (0..FULL_ATTENTION_LAYERS).flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
+            let layers = 0..cache_layers(&self.layers)[0];
+            for (layer, head) in layers.flat_map(|l| (0..KV_HEADS).map(move |h| (l, h))) {
                 let (first, end) = (head * self.slots + self.filled, head * self.slots + len);
                 match &mut self.sums {
                     MassStorage::Device(layers) => layers[layer].fill(4 * first..4 * end, 0)?,
@@ -159,7 +167,7 @@ impl AttentionMass {
         Ok(())
     }
 
-    /// Reads mass from `start` on; `layer` counts full-attention layers only.
+    /// Reads mass from `start` on; `layer` counts the device's full-attention layers only.
     fn get(&self, layer: usize, start: usize, mass: &mut [f32]) -> Result<()> {
         match &self.sums {
             MassStorage::Device(layers) => layers[layer].read(4 * start, bytes_of_mut(mass)),

@@ -92,6 +92,7 @@ impl Engine {
     pub fn load_opened(opened: OpenedModel, progress: &(dyn Fn(usize, usize) + Sync)) -> Result<Self> {
         let OpenedModel { plan, model, tokenizer, .. } = opened;
         plan.check()?;
+        let whole_on_cpu = plan.check_fallback();
         let options = plan.options;
         let isa = match options.isa {
             Some(isa) => isa,
@@ -119,7 +120,8 @@ impl Engine {
             .map(|(device, matrices)| Arc::new(opencl::Model::new(device, Arc::clone(&weights), matrices)));
         let device = whole.or_else(|| stages.iter().find_map(|(_, model)| model.clone()));
         let assistant = assistant.map(|a| AssistantDrafter::new(&weights, a, isa, &options)).transpose()?;
-        let (template, devices, factory) = (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa });
+        let (template, devices, factory) =
+            (OnceLock::new(), OnceLock::new(), DeviceFactory { weights, isa, whole_on_cpu });
         let compiler =
             device.as_ref().filter(|_| both_fit).map(|model| KernelCompiler::new(model.device().clone()));
         let mut engine = Self {

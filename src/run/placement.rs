@@ -21,7 +21,7 @@ pub(super) use speeds::{
     options_with_measuring, report_choice, speeds_key,
 };
 pub use state_history::Checkpoint;
-pub(super) use state_history::{max_checkpoints, state_bytes};
+pub(super) use state_history::{checkpoint_bytes, max_checkpoints, state_bytes};
 
 use crate::model::device::{SharedDevice, lock_device};
 use crate::run::options::{Notice, Side};
@@ -222,7 +222,7 @@ impl Placement {
     ///
     /// # Errors
     ///
-    /// `lost` if there is no fallback; errors of making the CPU's cache.
+    /// `lost` if there is no fallback; `Device` if the CPU has no room; errors of making the CPU's cache.
     pub fn fall_back(&mut self, here: &mut DeviceCache, lost: Error) -> Result<RowState> {
         let trace = here.set_trace(None);
         let rows = match (self.second.take(), self.side) {
@@ -234,7 +234,10 @@ impl Placement {
             }
             _ => {
                 let Some(cpu) = self.cpu.take() else { return Err(lost) };
-                *here = cpu()?;
+                *here = cpu().map_err(|e| match e {
+                    Error::Memory(why) => Error::Device(format!("{lost}; the CPU cannot continue: {why}")),
+                    e => e,
+                })?;
                 RowState::Lost
             }
         };

@@ -31,6 +31,7 @@ use crate::run::system::{self, Memory};
 use files::model_dir::ModelDir;
 use files::{Result, catch_panic};
 use numeric::pool;
+use std::ops::Range;
 use std::path::Path;
 
 /// Kind of memory.
@@ -291,10 +292,11 @@ impl Plan {
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), whole(of_all), of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), whole(of_local), of_attention),
-            put("recurrent states and their checkpoints", placement::state_bytes(batch), MemoryKind::Own),
+            put("recurrent states", whole(placement::state_bytes(&(0..LAYERS), batch)), MemoryKind::Own),
+            put("checkpoints of recurrent states", placement::checkpoint_bytes(batch), MemoryKind::Own),
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), whole(scratch), there),
-            put("attention mass", whole(mass_bytes(o, slots, chunk)), of_attention),
+            put("attention mass", whole(mass_bytes(o, 0..LAYERS, (slots, chunk))), of_attention),
             put("logits", self.logits_bytes(batch, chunk), MemoryKind::Own),
             put("draft block", mtp_bytes(o), MemoryKind::Own),
             put("assistant", self.assistant, MemoryKind::Mapped),
@@ -307,7 +309,7 @@ impl Plan {
         ];
         if both {
             items.extend([
-                put("attention mass, the CPU's", mass_bytes(o, slots, chunk), MemoryKind::Own),
+                put("attention mass, the CPU's", mass_bytes(o, 0..LAYERS, (slots, chunk)), MemoryKind::Own),
                 put("KV cache, the CPU's", copied(add(of_all, of_local)), MemoryKind::Own),
                 put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, MemoryKind::Own),
             ]);
@@ -499,13 +501,14 @@ fn device_scratch_bytes(slots: usize, chunk: usize, sequences: usize) -> u64 {
     add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots, sequences) as u64)
 }
 
-/// Bytes for observing attention, for the policies that look at it.
-fn mass_bytes(o: &EngineOptions, slots: usize, chunk: usize) -> u64 {
+/// Bytes for observing attention in some layers, for the policies that look at it.
+fn mass_bytes(o: &EngineOptions, layers: Range<usize>, (slots, chunk): (usize, usize)) -> u64 {
     const MOST: usize = usize::MAX >> 28;
-    if !o.eviction.policy.observes_attention() {
+    let full = cache_layers(&layers)[0];
+    if full == 0 || !o.eviction.policy.observes_attention() {
         return 0;
     }
-    let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, o.sequence_count() as u64);
+    let slots = mul(cpu::mass_bytes(slots.min(MOST)) as u64, (full * o.sequence_count()) as u64);
     add(slots, cpu::notes_bytes(chunk.min(MOST >> 8)) as u64)
 }
 

@@ -2,7 +2,8 @@
 //!
 //! The driver is the real one behind a library that fails where it is told to (`faults/shim.rs`).
 
-use crate::device::{cache_dir, device, generate, said, skip};
+use crate::device::{PROMPT, cache_dir, device, generate, said, skip};
+use crate::support::command::binary;
 use crate::support::paths::root;
 use crate::support::test_dir::TestDir;
 use antigravity::dims::LAYERS;
@@ -118,6 +119,40 @@ fn a_split_that_loses_a_device_continues_on_the_cpu() {
             assert!(said.lines().count() == 1 && said.contains("continuing on the CPU"), "{fault}: {said}");
         }
     }
+}
+
+/// A text ends with one line if the CPU has no room for all layers. Its session is saved, from which it goes on.
+#[test]
+fn a_split_that_does_not_fit_the_cpu_ends_and_is_saved() {
+    if shim().is_none() {
+        return;
+    }
+    let (dir, split) = (TestDir::new(), format!("cl:0={},cpu=1", LAYERS - 1));
+    let file = dir.path("text.session");
+    // The cache of so many slots is what does not fit twice.
+    let flags = ["generate", "--session", &file, "-n", "24", "--temp", "0", "-t", "2", "-c", "8000", "-q"];
+    let on_split = |mib: &str, fault: &str| {
+        let mut command = Command::new(binary());
+        command.args(flags).args(["-p", PROMPT, "--split", &split]).env("ANTIGRAVITY_MEMORY_MIB", mib);
+        command.env("ANTIGRAVITY_OPENCL_LIB", shim().unwrap()).env("ANTIGRAVITY_OPENCL_CACHE", cache_dir());
+        command.env("SHIM_FAULT", fault).output().unwrap()
+    };
+    // The message names what the split needs.
+    let need = said(&on_split("1", "").stderr);
+    let need = need.split_once("needs ").and_then(|(_, rest)| rest.split_once(" MiB")).expect(&need).0;
+    let need = need.parse::<f64>().unwrap().ceil().to_string();
+    let whole = on_split(&need, "");
+    assert!(whole.stdout == expected(), "{}", said(&whole.stderr));
+    std::fs::remove_file(&file).unwrap();
+    let Output { status, stdout, stderr } = on_split(&need, "clEnqueueReadBuffer:10:-5");
+    let said = said(&stderr);
+    assert!(status.code() == Some(5) && said.lines().count() == 1, "{status}: {said}");
+    assert!(said.contains("the CPU cannot continue: all layers on the CPU need"), "{said}");
+    let rest = Command::new(binary()).args(flags).output().unwrap().stdout;
+    let [begun, all] = [&stdout, expected()].map(<[u8]>::trim_ascii_end);
+    assert!(!begun.is_empty() && begun.len() < all.len(), "a part of the text was there: {begun:?}");
+    let joined = [stdout.strip_suffix(b"\n").unwrap(), &rest].concat();
+    assert!(joined.starts_with(all), "{}", String::from_utf8_lossy(&joined));
 }
 
 /// Every function fails at its first call, and some later.

@@ -1,6 +1,7 @@
-//! Layers on an OpenCL device and on the CPU, or on two OpenCL devices: the CPU's bits.
+//! Layers on an OpenCL device and on the CPU, or on two OpenCL devices, the first and the last that there are, perhaps of
+//! two runtimes: the CPU's bits.
 
-use crate::device::exact;
+use crate::device::{exact, is_exact_with};
 use crate::support::logits::collect_logit_bits;
 use crate::support::random::ids;
 use antigravity::dims::{self, LAYERS};
@@ -9,18 +10,30 @@ use antigravity::run::eviction::{Eviction, Policy};
 use antigravity::run::options::BackendKind;
 use antigravity::run::plan::Plan;
 use antigravity::run::split::{Split, StageDevice};
-use antigravity::session::Notice;
+use antigravity::session::{CancelToken, Notice};
 use antigravity::{BatchItem, Engine, EngineOptions, GenerateOptions};
 use numeric::kv::{KvType, KvTypes};
+use opencl_runtime::device::list_devices;
 use text::sampler::SamplerOptions;
 
 fn options(kv: KvType) -> EngineOptions {
     let options = EngineOptions::new(dims::MODEL_DIR);
-    EngineOptions { kv_types: KvTypes::same(kv), threads: 2, max_seq_len: 160, prefill_chunk: 64, ..options }
+    // A pass of a long prompt has two micro-batches.
+    EngineOptions { kv_types: KvTypes::same(kv), threads: 2, max_seq_len: 240, prefill_chunk: 130, ..options }
 }
 
 fn gpu() -> StageDevice {
     StageDevice::OpenCl(Some("0".into()))
+}
+
+fn last_gpu() -> StageDevice {
+    StageDevice::OpenCl(Some((list_devices().unwrap().len() - 1).to_string()))
+}
+
+/// Tells whether both devices are exact.
+fn are_exact() -> bool {
+    let last = || list_devices().unwrap().last().is_some_and(|entry| is_exact_with(&entry.facts));
+    exact() == Some(true) && last()
 }
 
 fn split(stages: Vec<(StageDevice, usize)>, o: &EngineOptions) -> Engine {
@@ -37,17 +50,24 @@ fn splits(cut: usize) -> Vec<Vec<(StageDevice, usize)>> {
     let mut all = vec![
         vec![(gpu(), cut), (cpu.clone(), rest)],
         vec![(cpu.clone(), cut), (gpu(), rest)],
-        vec![(gpu(), cut), (gpu(), rest)],
+        vec![(gpu(), cut), (last_gpu(), rest)],
     ];
     if cut > 1 {
-        all.push(vec![(cpu, 1), (gpu(), cut - 1), (gpu(), rest)]);
+        all.push(vec![(cpu, 1), (last_gpu(), cut - 1), (gpu(), rest)]);
     }
     all
 }
 
+/// Logits behind a long prompt.
+fn logit_bits(engine: &Engine) -> Vec<u32> {
+    let mut session = engine.session().unwrap();
+    session.prefill(&ids(130), &CancelToken::default()).unwrap();
+    collect_logit_bits(&mut session, &ids(20), 5)
+}
+
 #[test]
 fn every_split_has_the_cpus_bits() {
-    if exact() != Some(true) {
+    if !are_exact() {
         return;
     }
     for (kv, cuts) in [
@@ -57,36 +77,38 @@ fn every_split_has_the_cpus_bits() {
         (KvType::F16, vec![1]),
     ] {
         let o = options(kv);
-        let expected =
-            collect_logit_bits(&mut Engine::load(o.clone()).unwrap().session().unwrap(), &ids(90), 5);
+        let expected = logit_bits(&Engine::load(o.clone()).unwrap());
         for stages in cuts.into_iter().flat_map(splits) {
             let what = format!("{} cache, {stages:?}", kv.name());
-            let mut session = split(stages, &o).session().unwrap();
-            assert!(collect_logit_bits(&mut session, &ids(90), 5) == expected, "{what}");
+            assert!(logit_bits(&split(stages, &o)) == expected, "{what}");
         }
     }
 }
 
+fn evicting(policy: Policy) -> Eviction {
+    Eviction { policy, window: 48, memory_threshold: 0, ..Eviction::NEVER }
+}
+
 fn texts(engine: &Engine) -> Vec<String> {
     let sampler = SamplerOptions { temperature: 0.0, ..Default::default() };
-    let options = GenerateOptions { max_tokens: Some(60), ignore_eos: true, sampler, ..Default::default() };
-    let prompts = ["Once upon a time", "The cat sat on the mat. The dog sat on the mat. The cat", "Lily"];
+    let options = GenerateOptions { max_tokens: Some(40), ignore_eos: true, sampler, ..Default::default() };
+    let long = "The cat sat on the mat. The dog sat on the mat. ".repeat(5);
+    let prompts = ["Once upon a time", "The cat sat on the mat. The dog sat on the mat. The cat", &long];
     let items = prompts.map(|prompt| BatchItem { prompt: prompt.into(), options: options.clone() });
     engine.generate_batch(&items).unwrap().map(|answer| answer.unwrap().text).collect()
 }
 
 #[test]
 fn batches_drafts_and_evictions_have_the_cpus_texts() {
-    if exact() != Some(true) {
+    if !are_exact() {
         return;
     }
     let base = options(KvType::Q4);
-    let evicting = |policy| Eviction { policy, window: 48, memory_threshold: 0, ..Eviction::NEVER };
     for o in [
         EngineOptions { batch: 3, ..base.clone() },
         EngineOptions { draft: 4, ..base.clone() },
-        EngineOptions { max_seq_len: 64, eviction: evicting(Policy::Sliding), ..base.clone() },
-        EngineOptions { max_seq_len: 64, eviction: evicting(Policy::H2o), ..base },
+        EngineOptions { max_seq_len: 140, eviction: evicting(Policy::Sliding), ..base.clone() },
+        EngineOptions { max_seq_len: 140, eviction: evicting(Policy::H2o), ..base },
     ] {
         let expected = texts(&Engine::load(o.clone()).unwrap());
         for stages in splits(LAST_CUT.div_ceil(2)) {
@@ -106,10 +128,14 @@ fn a_stage_allocates_what_is_planned_for_it() {
         vec![(gpu(), 1), (StageDevice::Cpu, LAYERS - 1)],
         vec![(StageDevice::Cpu, LAST_CUT), (gpu(), LAYERS - LAST_CUT)],
     ] {
-        let engine = split(stages, &options(KvType::Q4));
-        let plan = Plan::new(engine.options()).unwrap();
-        let _session = engine.session().unwrap();
-        let allocated = engine.device().unwrap().allocated_bytes();
-        assert_eq!(plan.device_bytes(), allocated, "{:#?}", plan.plan_items());
+        for policy in [Policy::None, Policy::H2o] {
+            let o = EngineOptions { eviction: evicting(policy), ..options(KvType::Q4) };
+            let engine = split(stages.clone(), &o);
+            let plan = Plan::new(engine.options()).unwrap();
+            let mut session = engine.session().unwrap();
+            session.prefill(&ids(60), &CancelToken::default()).unwrap();
+            let allocated = engine.device().unwrap().allocated_bytes();
+            assert_eq!(plan.device_bytes(), allocated, "{policy:?}: {:#?}", plan.plan_items());
+        }
     }
 }

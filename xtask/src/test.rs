@@ -74,7 +74,7 @@ const PARTS: &[Part] = &[
     Part { name: "templates", when: All, about: "llama.cpp's chat templates render as in jinja2 with the settings of transformers", run: templates::run },
     Part { name: "real", when: All, about: "a real model: logits, text and perplexity as in transformers, and the same text on every path", run: real::run },
     Part { name: "oclgrind", when: All, about: "OpenCL kernels without accesses out of bounds, races and uninitialised reads", run: oclgrind },
-    Part { name: "runtimes", when: All, about: "OpenCL with other runtimes: Intel's for CPUs, and rusticl if the distribution has it", run: runtimes::run },
+    Part { name: "runtimes", when: All, about: "OpenCL with other runtimes: Intel's for CPUs, alone and beside PoCL, and rusticl if the distribution has it", run: runtimes::run },
     Part { name: "aarch64", when: All, about: "unit, golden and kernel tests on 64-bit Arm", run: arm::run },
     Part { name: "device", when: All, about: "deploy, run, chat and golden through adb, and a connection that breaks", run: device::run },
     Part { name: "static", when: All, about: "the static Arm binary writes the story on kernels of every page size", run: targets::on_arm },

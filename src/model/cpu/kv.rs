@@ -3,8 +3,8 @@
 use super::acts::try_vec;
 use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
 use crate::dims::{
-    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, STATE, attention_layers, cache_layers, full_attention_layers,
-    is_sliding, state_range,
+    HEAD_DIM, KV_HEADS, LAYER_STATE, attention_layers, cache_layers, full_attention_layers, is_sliding,
+    state_range,
 };
 use files::mapped::AlignedBytes;
 use files::{Error, Result};
@@ -74,7 +74,8 @@ impl HostRows for CachePlanes {
     }
 
     fn layer_states_mut(&mut self, layer: usize) -> [&mut [f32]; 2] {
-        self.states.each_mut().map(|state| &mut state[state_range(layer)])
+        let first = state_range(&(self.layers.start..layer)).len();
+        self.states.each_mut().map(|state| &mut state[first..first + LAYER_STATE])
     }
 }
 
@@ -122,9 +123,9 @@ fn alloc_mass(slots: usize, layers: usize) -> Result<Vec<f32>> {
     Ok(mass)
 }
 
-/// Bytes of the mass of `slots` slots.
+/// Bytes of the mass of `slots` slots of a full-attention layer.
 pub const fn mass_bytes(slots: usize) -> usize {
-    4 * FULL_ATTENTION_LAYERS * KV_HEADS * slots
+    4 * KV_HEADS * slots
 }
 
 impl CpuCache {
@@ -134,6 +135,7 @@ impl CpuCache {
         let held = cache_layers(&layers);
         let ([k, v], rows) = (row_bytes, [slots, ring.rows_per_head(slots)]);
         let extent = Extent { types, slots, ring: rows[1], len: 0 };
+        let state = state_range(&layers).len();
         let rows = CachePlanes {
             k: alloc_plane(rows, held, k)?,
             v: alloc_plane(rows, held, v)?,
@@ -141,7 +143,7 @@ impl CpuCache {
             rows,
             layers,
             row_bytes,
-            states: [try_vec(STATE, 0.0)?, try_vec(STATE, 0.0)?],
+            states: [try_vec(state, 0.0)?, try_vec(state, 0.0)?],
         };
         Ok(Self { extent, ring, touched: 0, rows })
     }
@@ -226,12 +228,12 @@ impl KvCache for CpuCache {
     }
 
     fn read_state(&mut self, state: &mut [f32]) -> Result<()> {
-        state.copy_from_slice(&self.rows.states[0]);
+        state[state_range(&self.rows.layers)].copy_from_slice(&self.rows.states[0]);
         Ok(())
     }
 
     fn write_state(&mut self, state: &[f32]) -> Result<()> {
-        self.rows.states[0].copy_from_slice(state);
+        self.rows.states[0].copy_from_slice(&state[state_range(&self.rows.layers)]);
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use crate::opencl::by_layer::ByLayer;
 use crate::opencl::defines::LayerView;
 use crate::opencl::kernels::{KernelName, Observed};
 use crate::opencl::kv::{DeviceKv, LayerRows};
+use crate::opencl::mass::AttentionMass;
 use crate::opencl::nvidia::BoundDecode;
 use crate::opencl::step_launch::Launch;
 use crate::opencl::weights::LayerWeights;
@@ -49,27 +50,28 @@ impl CacheLayer {
 }
 
 impl Binder<'_> {
-    /// Binds the launches of a cache. They observe attention if there is `mass`, by full-attention layer.
+    /// Binds the launches of a cache. They observe attention if there is `mass`.
     pub fn bind_cache(
         &mut self,
         rows: &DeviceKv,
-        mass: Option<&[Buffer]>,
+        mass: Option<&AttentionMass>,
         state: Option<&Buffer>,
     ) -> Result<CacheLaunches> {
         let weights = &self.matrices.layers;
         let layers = ByLayer::try_new(weights.layer_range(), |i| {
             let l = &weights[i];
             let calibration = self.calibration.get(kv_layer(i)).unwrap_or(&self.scratch.none);
-            let mass = mass.filter(|_| has_mass(i)).map(|mass| &mass[LAYERS_BEFORE[i][0]]);
-            let attention = if has_attention(i) {
+            let mass = mass.filter(|_| has_mass(i)).and_then(|mass| mass.on_device(i));
+            let mut cached = if has_attention(i) {
                 self.cache_layer((l, calibration, LayerView::of(i)), rows.layer(kv_layer(i)), mass)?
             } else {
                 CacheLayer::default()
             };
-            match state.filter(|_| is_recurrent(i)) {
-                Some(state) => self.recurrent_layer(l, state, i, attention),
-                None => Ok(attention),
+            if let Some(state) = state.filter(|_| is_recurrent(i)) {
+                [cached.convolve, cached.update] =
+                    self.recurrent_layer(l, state, (weights.layer_range(), i))?;
             }
+            Ok(cached)
         });
         Ok(CacheLaunches { layers: layers?, decode: None, slots: self.scratch.slots })
     }

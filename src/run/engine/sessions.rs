@@ -320,6 +320,7 @@ fn make_cpu_once(
     if let Some(cpu) = cpu.get() {
         return Ok(Arc::clone(cpu));
     }
+    factory.whole_on_cpu.clone()?;
     // If two threads come here, the second uses the first one's.
     let made = into_shared(factory.cpu_device(options)?);
     Ok(Arc::clone(cpu.get_or_init(|| made)))

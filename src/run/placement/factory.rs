@@ -21,6 +21,8 @@ pub type StageModel = (Range<usize>, Option<Arc<opencl::Model>>);
 pub struct DeviceFactory {
     pub weights: Arc<Weights>,
     pub isa: Isa,
+    /// The error if the CPU has no room to take over all layers of a split.
+    pub whole_on_cpu: Result<()>,
 }
 
 impl DeviceFactory {

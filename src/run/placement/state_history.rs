@@ -1,7 +1,7 @@
 //! The recurrent state of a sequence and its checkpoints. Rows of a cache can be cut back to any length, a state cannot:
 //! it goes back to a checkpoint, and the tokens after that are computed again.
 
-use crate::dims::{HAS_STATE, STATE, STATE_BYTES};
+use crate::dims::{HAS_STATE, STATE, STATE_BYTES, state_range};
 use crate::model::device::KvCache;
 use files::Result;
 use std::ops::Range;
@@ -19,9 +19,14 @@ pub fn max_checkpoints(sequences: usize) -> usize {
     }
 }
 
-/// Bytes of the states of `sequences` sequences and of their checkpoints.
-pub fn state_bytes(sequences: usize) -> u64 {
-    ((2 + max_checkpoints(sequences)) as u64).saturating_mul((STATE_BYTES * sequences) as u64)
+/// Bytes of the states of some layers in the caches of `sequences` sequences: the current one, and the one to restore.
+pub fn state_bytes(layers: &Range<usize>, sequences: usize) -> u64 {
+    (2 * 4 * state_range(layers).len() as u64).saturating_mul(sequences as u64)
+}
+
+/// Bytes of the checkpoints of `sequences` sequences.
+pub fn checkpoint_bytes(sequences: usize) -> u64 {
+    (max_checkpoints(sequences) as u64).saturating_mul((STATE_BYTES * sequences) as u64)
 }
 
 /// A state after some tokens.

@@ -7,6 +7,7 @@ use super::{
 use crate::dims::{FULL_ATTENTION_LAYERS, LAYERS, SLIDING_LAYERS, cache_layers};
 use crate::opencl::{self, Cache, DeviceInfo, DeviceType, device, read_bandwidth};
 use crate::run::options::{BackendKind, EngineOptions};
+use crate::run::placement::state_bytes;
 use crate::run::split::{Split, SplitStage, StageDevice};
 use files::{Error, Result};
 
@@ -69,9 +70,13 @@ impl Plan {
             }
         };
         let name = format!("{}, layers {}-{}", stage.device, stage.layers.start, stage.layers.end - 1);
-        let mass = if full > 0 { mass_bytes(o, slots, chunk) } else { 0 };
-        let lines =
-            [("weights", weights), ("KV cache", rows), ("scratch", scratch), ("attention mass", mass)];
+        let lines = [
+            ("weights", weights),
+            ("KV cache", rows),
+            ("recurrent states", state_bytes(&stage.layers, o.sequence_count())),
+            ("scratch", scratch),
+            ("attention mass", mass_bytes(o, stage.layers.clone(), (slots, chunk))),
+        ];
         let item = |(purpose, bytes)| PlanItem { purpose: format!("{name}: {purpose}"), bytes, kind };
         lines.map(item).into()
     }
@@ -104,6 +109,26 @@ impl Plan {
             context.describe(self.options.max_seq_len),
             format_mib(facts.global_memory)
         )))
+    }
+
+    /// Checks that the CPU has room for all layers when a device of a split is lost. What that one and its driver have in
+    /// the machine's memory is never freed.
+    pub fn check_fallback(&self) -> Result<()> {
+        let (cpu, slots) = (self.clone(), self.options.max_seq_len);
+        let options = EngineOptions { backend: BackendKind::Cpu, split: None, ..cpu.options };
+        let on_cpu = Plan { options, device: None, ..cpu }.needed_bytes();
+        let lost = if self.has_own_memory() { 0 } else { self.device_bytes() };
+        let need = add(on_cpu, add(lost, self.host_side_bytes(slots, self.max_pass_tokens(slots), false)));
+        match self.memory.usable_bytes() {
+            Some(have) if need > have && !self.options.split_stages().is_empty() => {
+                Err(Error::Memory(format!(
+                    "all layers on the CPU need {} of memory, but {} are available",
+                    format_mib(need),
+                    format_mib(have)
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Replaces a split that is to be chosen by the devices' memory and speed: the fastest GPU has as many of the last

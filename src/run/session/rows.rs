@@ -193,14 +193,23 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// `lost` if there is no fallback. `Interrupted`: tokens not yet recomputed are removed from the sequence.
+    /// `lost` if there is no fallback, `Device` if it has no room: then a lost device has left an empty sequence.
+    /// `Interrupted`: tokens not yet recomputed are removed from the sequence.
     pub(super) fn fall_back(&mut self, lost: Error) -> Result<()> {
         let (slots, all, observed) =
             (self.device_cache.filled_slots(), self.tokens.len(), self.device_cache.observed_tokens());
         let since = self.observed_since();
         let Some(placement) = &mut self.placement else { return Err(lost) };
-        if placement.fall_back(&mut self.device_cache, lost)? == RowState::Kept {
-            return Ok(());
+        let has_rows = matches!(lost, Error::Memory(_));
+        match placement.fall_back(&mut self.device_cache, lost) {
+            Ok(RowState::Kept) => return Ok(()),
+            Ok(RowState::Lost) => {}
+            Err(e) => {
+                if !has_rows {
+                    self.clear();
+                }
+                return Err(e);
+            }
         }
         // The lost device may still write to the old buffer.
         self.logits = Box::new(self.logits.to_vec());
