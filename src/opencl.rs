@@ -132,6 +132,7 @@ use crate::model::rope::Frequencies;
 use crate::model::trace::{Steps, Trace};
 use buffer::ReadbackBuffer;
 use cache::OpenClCache;
+pub use cache::STATES_BYTES;
 use compaction::Compactor;
 pub use compaction::slot_list_bytes;
 pub use defines::QKV;

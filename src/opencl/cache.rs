@@ -18,6 +18,9 @@ use std::any::Any;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Bytes of the states of a sequence: the current ones, and those after the first token of the last run of several.
+pub const STATES_BYTES: usize = 2 * STATE_BYTES;
+
 /// A cache in the memory of an OpenCL device.
 pub struct OpenClCache {
     device: Device,
@@ -87,8 +90,7 @@ impl OpenClCache {
     ) -> Outcome<Self> {
         let device = device.clone();
         let (len, mass, launches, on_host, keep) = Default::default();
-        let state =
-            HAS_STATE.then(|| device.allocate_buffer(2 * STATE_BYTES, Access::ReadWrite, Place::Device));
+        let state = HAS_STATE.then(|| device.allocate_buffer(STATES_BYTES, Access::ReadWrite, Place::Device));
         let state = state.transpose()?;
         state.iter().try_for_each(|state| state.fill(0..STATE_BYTES, 0))?;
         Ok(Self {
@@ -192,7 +194,7 @@ impl KvCache for OpenClCache {
 
     fn restore_first_state(&mut self) -> files::Result<()> {
         self.take_back()?;
-        let first = STATE_BYTES..2 * STATE_BYTES;
+        let first = STATE_BYTES..STATES_BYTES;
         Ok(self.state.iter().try_for_each(|state| state.copy_to(first.clone(), state, 0))?)
     }
 

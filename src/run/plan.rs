@@ -306,6 +306,7 @@ impl Plan {
         if self.device.is_some() {
             let calibration = opencl::calibration_bytes(o.kv_types) as u64;
             items.push(put("calibration", whole(calibration), MemoryKind::Device));
+            items.push(put("recurrent states", whole(device_state_bytes(o)), MemoryKind::Device));
             items.push(put("list of slots for evictions", eviction_list_bytes(o, slots), of_attention));
             let host_side = self.host_side_bytes(slots, chunk, both);
             items.push(put("host side of the device", host_side, MemoryKind::Own));
@@ -475,6 +476,11 @@ fn device_scratch_bytes(slots: usize, chunk: usize, sequences: usize) -> u64 {
     const MOST: usize = usize::MAX >> 32;
     let slots = slots.min(MOST);
     add(opencl::scratch_bytes(chunk.min(MOST >> 8)) as u64, opencl::parts_bytes(slots, sequences) as u64)
+}
+
+/// Bytes of the recurrent states in the caches of an OpenCL device.
+fn device_state_bytes(o: &EngineOptions) -> u64 {
+    mul(opencl::STATES_BYTES as u64, o.sequence_count() as u64)
 }
 
 /// Bytes for observing attention, for the policies that look at it.

@@ -31,14 +31,14 @@ impl Binder<'_> {
     ) -> Result<CacheLayer> {
         let s = self.scratch;
         let [taps, heads] = [&l.taps, &l.head_factors].map(|buffer| buffer.as_ref().unwrap_or(&s.none));
-        let out = if STATE_WIDTH > 0 { &s.conv } else { &s.mixed };
+        let out = if STATE_WIDTH != 0 { &s.conv } else { &s.mixed };
         let mut bind = |step, buffers: &[&Buffer]| {
             let mut launch = self.bind_launch(KernelName::Recurrent(step), buffers)?;
             launch.set_second_ints(&[state_range(layer).start as i32, l.shared_run as i32])?;
             Ok(launch)
         };
         let convolve = Some(bind(RecurrentStep::Convolve, &[&s.mix, taps, state, out])?);
-        let update = (STATE_WIDTH > 0)
+        let update = (STATE_WIDTH != 0)
             .then(|| bind(RecurrentStep::Update, &[&s.mix, &s.conv, heads, state, &s.mixed]))
             .transpose()?;
         Ok(CacheLayer { convolve, update, ..beside })

@@ -2,7 +2,7 @@
 
 use super::{
     ContextName, DeviceMemory, MemoryKind, Plan, PlanItem, add, cpu_scratch_bytes, device_scratch_bytes,
-    format_mib, mass_bytes, mul, sum, window_ring,
+    device_state_bytes, format_mib, mass_bytes, mul, sum, window_ring,
 };
 use crate::dims::{FULL_ATTENTION_LAYERS, LAYERS, SLIDING_LAYERS, cache_layers};
 use crate::opencl::{self, Cache, DeviceInfo, DeviceType, device, read_bandwidth};
@@ -58,20 +58,25 @@ impl Plan {
             mul(of_local / (SLIDING_LAYERS as u64).max(1), sliding),
         );
         let attended = slots.max(window_ring(o, chunk).rows_per_head(slots));
-        let (kind, weights, scratch) = match stage.device {
-            // The weights are those that the host has mapped.
-            StageDevice::Cpu => (MemoryKind::Own, 0, cpu_scratch_bytes(slots, chunk)),
+        let (kind, weights, scratch, states) = match stage.device {
+            // The weights are those that the host has mapped, and states have a line of their own.
+            StageDevice::Cpu => (MemoryKind::Own, 0, cpu_scratch_bytes(slots, chunk), 0),
             StageDevice::OpenCl(_) => {
                 let calibration = opencl::calibration_bytes(o.kv_types) as u64;
                 let weights = add(self.weights.stage_bytes(&stage.layers), calibration);
                 let scratch = device_scratch_bytes(attended, chunk, o.sequence_count());
-                (MemoryKind::Device, weights, scratch)
+                (MemoryKind::Device, weights, scratch, device_state_bytes(o))
             }
         };
         let name = format!("{}, layers {}-{}", stage.device, stage.layers.start, stage.layers.end - 1);
         let mass = if full > 0 { mass_bytes(o, slots, chunk) } else { 0 };
-        let lines =
-            [("weights", weights), ("KV cache", rows), ("scratch", scratch), ("attention mass", mass)];
+        let lines = [
+            ("weights", weights),
+            ("KV cache", rows),
+            ("recurrent states", states),
+            ("scratch", scratch),
+            ("attention mass", mass),
+        ];
         let item = |(purpose, bytes)| PlanItem { purpose: format!("{name}: {purpose}"), bytes, kind };
         lines.map(item).into()
     }
