@@ -126,10 +126,8 @@ impl CpuDevice {
             seqs.force_last_token(); // its residual is digested after every layer
         }
         // Layers behind those of this device read the residual of all tokens.
-        let narrows = squares.is_none()
-            && layers.end == LAYERS
-            && seqs.tokens_in_last_layer() < n
-            && !is_recurrent(LAST_WRITING_LAYER);
+        let narrows = squares.is_none() && layers.end == LAYERS && !is_recurrent(LAST_WRITING_LAYER);
+        let narrows = narrows && seqs.tokens_in_last_layer() < n;
         for (index, layer) in layers.clone().zip(&weights.layers[layers.clone()]) {
             let narrows = narrows && index == LAST_WRITING_LAYER;
             s.norm_tokens(&layer.attn_norm, pool, isa, n); // RMS norm before attention

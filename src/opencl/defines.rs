@@ -73,6 +73,15 @@ impl LayerView {
     }
 }
 
+/// The model's factors; the kernels are told those that are not 1.
+const SCALES: [(&str, f64); 5] = [
+    ("RESIDUAL_SCALE", RESIDUAL_SCALE),
+    ("LOGIT_SCALE", LOGIT_SCALE),
+    ("ATTENTION_OUT_SCALE", ATTENTION_OUT_SCALE),
+    ("MLP_GATE_SCALE", MLP_SCALES[0]),
+    ("MLP_OUT_SCALE", MLP_SCALES[1]),
+];
+
 /// `-D` options, in the order added.
 #[derive(Debug, Clone)]
 pub struct Defines(String);
@@ -130,13 +139,7 @@ impl Defines {
         // print warning counts on stderr.
         let all = sizes.fold(Defines(" -w".into()), |d, (name, n)| d.add_value(name, n));
         let run = 1 << HEAD_DIM.trailing_zeros();
-        let scales = [
-            ("RESIDUAL_SCALE", RESIDUAL_SCALE as f32),
-            ("LOGIT_SCALE", LOGIT_SCALE as f32),
-            ("ATTENTION_OUT_SCALE", ATTENTION_OUT_SCALE as f32),
-            ("MLP_GATE_SCALE", MLP_SCALES[0] as f32),
-            ("MLP_OUT_SCALE", MLP_SCALES[1] as f32),
-        ];
+        let scales = SCALES.map(|(name, scale)| (name, scale as f32));
         let softcap = Some(("LOGIT_SOFTCAP", LOGIT_SOFTCAP as f32)).filter(|(_, cap)| *cap > 0.0);
         [
             ("NORM_EPS", NORM_EPS as f32),

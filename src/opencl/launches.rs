@@ -175,7 +175,7 @@ impl Binder<'_> {
     pub fn bind_uncached(&mut self) -> Result<Launches> {
         let (s, m, many) = (self.scratch, self.matrices, self.scratch.max_tokens > 1);
         let one = self.needs_one;
-        let recurrent = [(HAS_STATE, RecurrentStep::Convolve), (STATE_WIDTH > 0, RecurrentStep::Update)];
+        let recurrent = [(HAS_STATE, RecurrentStep::Convolve), (STATE_WIDTH != 0, RecurrentStep::Update)];
         for (_, step) in recurrent.into_iter().filter(|(has, _)| *has) {
             self.kernels.require_kernel(KernelName::Recurrent(step))?;
         }
@@ -214,7 +214,7 @@ impl Binder<'_> {
                 .then(|| self.bind_launch(KernelName::Gate, &[&s.att, &s.qkv]))
                 .transpose()?,
             around_update: ByLayer::try_new(layers.clone(), |i| {
-                let has_update = STATE_WIDTH > 0 && is_recurrent(i);
+                let has_update = STATE_WIDTH != 0 && is_recurrent(i);
                 has_update.then(|| self.bind_around_update(&m.layers[i])).transpose()
             })?,
             norm: many.then(|| self.bind_norm(Some(&m.norm), m.head.reads)).transpose()?,

@@ -10,12 +10,13 @@
 use super::cache::OpenClCache;
 use super::defines::GATED_PARTS;
 use super::host_attention::HostAttention;
-use super::launches::{Launches, merges_in_out};
+use super::launches::{Launches, ManyTokens, merges_in_out};
 use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
 use super::nvidia::PersistentKernels;
 use super::run_span::RunSpan;
 use super::scratch::Scratch;
 use super::shapes::{CONVOLVE_ITEMS, FUSED_CHUNKS, OBSERVE_ITEMS};
+use super::step_launch::Launch;
 use super::weights::Model;
 use crate::dims::*;
 use crate::model::device::{CancelToken, Run};
@@ -61,7 +62,7 @@ impl Pass<'_> {
         }
         for layer in layers.clone() {
             self.check_cancel()?;
-            self.norm(layer)?; // RMS norm before attention
+            self.norm(layer, |l| &l.norm)?; // RMS norm before attention
             self.qkv(layer, runs)?; // queries, keys and values
             if has_attention(layer) {
                 self.rope(layer, runs)?; // keys get their position and join the cache
@@ -75,7 +76,7 @@ impl Pass<'_> {
                 break;
             }
             self.out(layer, runs)?; // the outputs of attention and of what is in its place or beside it join the residual
-            self.ffn_norm(layer)?; // RMS norm before the feed-forward layer
+            self.norm(layer, |l| &l.ffn_norm)?; // RMS norm before the feed-forward layer
             self.gate_up(layer)?; // silu(gate) * up
             self.down(layer)?; // back to the residual's width, and joins it
             self.add_per_layer(layer)?; // so does the layer's own embedding of the token
@@ -161,12 +162,12 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// For one token, part of `qkv`.
-    fn norm(&mut self, layer: usize) -> Result<()> {
+    /// For one token, part of `qkv` and `gate_up`.
+    fn norm(&mut self, layer: usize, which: fn(&ManyTokens) -> &Option<Launch>) -> Result<()> {
         if self.is_single() {
             return Ok(());
         }
-        let norm = self.launches.many[layer].norm.as_ref();
+        let norm = which(&self.launches.many[layer]).as_ref();
         norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 1]))?;
         self.end_step("norm", layer)
     }
@@ -348,16 +349,6 @@ impl Pass<'_> {
         }
         self.post_norm(layer, 0)?;
         self.end_step("out", layer)
-    }
-
-    /// For one token, part of `gate_up`.
-    fn ffn_norm(&mut self, layer: usize) -> Result<()> {
-        if self.is_single() {
-            return Ok(());
-        }
-        let norm = self.launches.many[layer].ffn_norm.as_ref();
-        norm.map_or(Ok(()), |norm| norm.run(self.device(), [self.n, 1]))?;
-        self.end_step("norm", layer)
     }
 
     fn gate_up(&mut self, layer: usize) -> Result<()> {

@@ -109,7 +109,7 @@ fn buffer_sizes(tokens: usize) -> [usize; 20] {
         tokens * if POST_NORMS { DIM } else { 0 },
         tokens.min(LOGIT_ROWS) * VOCAB,
         tokens * MIX,
-        tokens * if STATE_WIDTH > 0 { CONV_CHANNELS } else { 0 },
+        tokens * if STATE_WIDTH != 0 { CONV_CHANNELS } else { 0 },
         tokens * MIXED,
         tokens * PER_LAYER_ROW,
         tokens * PER_LAYER_DIM,

@@ -282,6 +282,7 @@ impl Plan {
         let whole = |bytes: u64| if o.split_stages().is_empty() { bytes } else { 0 };
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let calibration = self.calibration_bytes();
+        let states = placement::state_bytes(&(0..LAYERS), batch);
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
             put("weights", copied(self.host_share()), MemoryKind::Mapped),
@@ -292,7 +293,7 @@ impl Plan {
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), whole(of_all), of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), whole(of_local), of_attention),
-            put("recurrent states", whole(placement::state_bytes(&(0..LAYERS), batch)), MemoryKind::Own),
+            put("recurrent states", whole(states), there),
             put("checkpoints of recurrent states", placement::checkpoint_bytes(batch), MemoryKind::Own),
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), whole(scratch), there),
@@ -311,6 +312,7 @@ impl Plan {
             items.extend([
                 put("attention mass, the CPU's", mass_bytes(o, 0..LAYERS, (slots, chunk)), MemoryKind::Own),
                 put("KV cache, the CPU's", copied(add(of_all, of_local)), MemoryKind::Own),
+                put("recurrent states, the CPU's", states, MemoryKind::Own),
                 put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, MemoryKind::Own),
             ]);
         }

@@ -31,7 +31,7 @@ impl Binder<'_> {
     ) -> Result<[Option<Launch>; 2]> {
         let s = self.scratch;
         let [taps, heads] = [&l.taps, &l.head_factors].map(|buffer| buffer.as_ref().unwrap_or(&s.none));
-        let out = if STATE_WIDTH > 0 { &s.conv } else { &s.mixed };
+        let out = if STATE_WIDTH != 0 { &s.conv } else { &s.mixed };
         let mut bind = |step, buffers: &[&Buffer]| {
             let mut launch = self.bind_launch(KernelName::Recurrent(step), buffers)?;
             let [before, all] =
@@ -40,7 +40,7 @@ impl Binder<'_> {
             Ok(launch)
         };
         let convolve = Some(bind(RecurrentStep::Convolve, &[&s.mix, taps, state, out])?);
-        let update = (STATE_WIDTH > 0)
+        let update = (STATE_WIDTH != 0)
             .then(|| bind(RecurrentStep::Update, &[&s.mix, &s.conv, heads, state, &s.mixed]))
             .transpose()?;
         Ok([convolve, update])
