@@ -14,8 +14,7 @@ pub const GATE_AT: usize = Q_PAD + 2 * KV_PAD;
 /// Rows of the fused matrix: q, k, v, then the gate of attention's output.
 pub const QKV: usize = GATE_AT + GATE_DIM.next_multiple_of(16);
 /// Rows of the fused matrix of layers without local heads, whose values may be their keys.
-pub const GLOBAL_QKV: usize =
-    if VALUES_ARE_KEYS { Q_PAD + GLOBAL_KV_DIM.next_multiple_of(16) } else { QKV };
+pub const GLOBAL_QKV: usize = if VALUES_ARE_KEYS { Q_PAD + GLOBAL_KV_DIM.next_multiple_of(16) } else { QKV };
 /// Rows of q, and of k or v, in the fused matrix of layers with local heads; narrower ones are whole groups of sixteen.
 const LOCAL_Q_PAD: usize = LOCAL_Q_DIM.next_multiple_of(16);
 const LOCAL_KV_PAD: usize = LOCAL_KV_DIM.next_multiple_of(16);

@@ -34,7 +34,7 @@ pub struct OneToken {
     pub out: MatmulLaunches,
     /// out
     pub out_merged: MatmulLaunches,
-    /// norm, gate_up; in layers with experts norm and their scores
+    /// norm, gate_up; in layers with experts norm and their scores. Empty, like `down`, if the host computes both.
     pub gate_up: MatmulLaunches,
     /// down; empty in layers with experts
     pub down: MatmulLaunches,
@@ -50,7 +50,8 @@ pub struct ManyTokens {
     /// Converts the mixer's output to the form that `out` reads.
     pub att: Launch,
     pub out: MatmulLaunches,
-    pub ffn_norm: Launch,
+    /// `None` if the host computes the feed-forward.
+    pub ffn_norm: Option<Launch>,
     /// In layers with experts their scores.
     pub gate_up: MatmulLaunches,
     /// silu(gate) * up, in the form that `down` reads; `None` in layers with experts.
@@ -193,7 +194,9 @@ impl Binder<'_> {
             many: ByLayer::try_new(some(many), |i| self.many_tokens(&m.layers[i], i))?,
             post_norms: ByLayer::try_new(layers.clone(), |i| self.bind_post_norms(&m.layers[i]))?,
             experts: ByLayer::try_new(layers.clone(), |i| {
-                has_experts(i).then(|| self.bind_experts(&m.layers[i])).transpose()
+                (has_experts(i) && !m.layers[i].leaves_experts)
+                    .then(|| self.bind_experts(&m.layers[i]))
+                    .transpose()
             })?,
             per_layer: self.bind_per_layer()?,
             qk_norms: ByLayer::try_new(some(QK_NORM == QkNorm::Whole), |i| {
@@ -348,7 +351,11 @@ impl Binder<'_> {
                 _ => MatmulLaunches::default(),
             },
             out_merged: self.bind_one(*output, l)?,
-            gate_up: self.bind_one(if has_experts(layer) { Step::Router } else { *gate_up }, l)?,
+            gate_up: match has_experts(layer) {
+                _ if l.leaves_experts => MatmulLaunches::default(),
+                true => self.bind_one(Step::Router, l)?,
+                false => self.bind_one(*gate_up, l)?,
+            },
             down: if has_experts(layer) { MatmulLaunches::default() } else { self.bind_one(*down, l)? },
             per_layer: match per_layer {
                 [gate, out] if HAS_PER_LAYER => Some([self.bind_one(*gate, l)?, self.bind_one(*out, l)?]),
@@ -373,8 +380,13 @@ impl Binder<'_> {
         };
         let (norm, qkv) = self.bind_many(*input, l)?;
         let (att, out) = self.bind_many(*output, l)?;
-        let (ffn_norm, gate_up) =
-            self.bind_many(if has_experts(layer) { Step::Router } else { *gate_up }, l)?;
+        let (ffn_norm, gate_up) = if !l.leaves_experts {
+            let (norm, gate_up) =
+                self.bind_many(if has_experts(layer) { Step::Router } else { *gate_up }, l)?;
+            (Some(norm), gate_up)
+        } else {
+            (None, MatmulLaunches::default())
+        };
         let (silu, down) = if has_experts(layer) {
             (None, MatmulLaunches::default())
         } else {

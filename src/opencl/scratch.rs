@@ -292,6 +292,24 @@ impl Scratch {
         Ok(())
     }
 
+    /// Lets the host change the residual of the first `n` tokens, `[token][DIM]`, through page-locked memory.
+    pub fn change_residuals(&mut self, n: usize, change: impl FnOnce(&mut [f32])) -> Result<()> {
+        let Self { state, residual, .. } = self;
+        residual.resize(n * DIM, 0.0);
+        state.update(4 * (HEADER + n * STATE_ROW), |bytes| {
+            let mut rows = bytes[4 * HEADER..].chunks_exact_mut(4 * STATE_ROW);
+            for (x, row) in residual.chunks_exact_mut(DIM).zip(&mut rows) {
+                bytes_of_mut(x).copy_from_slice(&row[..4 * DIM]);
+            }
+            change(residual);
+            let rows = bytes[4 * HEADER..].chunks_exact_mut(4 * STATE_ROW);
+            residual
+                .chunks_exact(DIM)
+                .zip(rows)
+                .for_each(|(x, row)| row[..4 * DIM].copy_from_slice(bytes_of(x)));
+        })
+    }
+
     /// Reads the residual of the first token through page-locked memory.
     pub fn read_token(&self, readback: &mut ReadbackBuffer, x: &mut [f32]) -> Result<()> {
         readback.read(self.state.buffer(), 4 * HEADER, bytes_of_mut(x))

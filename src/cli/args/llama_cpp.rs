@@ -40,6 +40,10 @@ const FLAGS: &[(&[&str], Meaning)] = &[
         &["-sm", "--split-mode", "-ts", "--tensor-split"],
         Unsupported("use --split, which gives each device a number of layers: cl:0=12,cl:1=12"),
     ),
+    (
+        &["-ncmoe", "--n-cpu-moe"],
+        Unsupported("use --cpu-moe, which leaves the experts of all layers to the CPU"),
+    ),
     (&["-sysf", "--system-prompt-file"], Unsupported("use --system \"$(cat FILE)\"")),
     (
         &["-mli", "--multiline-input"],

@@ -2,8 +2,9 @@
 //! the experts of a token in a buffer. A launch computes a product of each token with each of its experts.
 
 use super::Binder;
-use crate::dims::{DIM, EXPERTS, HAS_BRANCHES, HAS_FFN_BESIDE};
+use crate::dims::{DIM, EXPERTS, HAS_BRANCHES, HAS_FFN_BESIDE, has_experts};
 use crate::opencl::kernels::{ExpertStep, KernelName};
+use crate::opencl::pass::Pass;
 use crate::opencl::shapes::ACTIVATIONS_ITEMS;
 use crate::opencl::step_launch::{Launch, MatmulLaunches};
 use crate::opencl::storage::Step;
@@ -59,5 +60,15 @@ impl ExpertLaunches {
         self.shared.as_ref().map_or(Ok(()), |[_, down]| down.launch_products(device, n))?;
         // Norms need a whole token in each work-group.
         self.add.run(device, [if HAS_BRANCHES { 1 } else { DIM.div_ceil(ACTIVATIONS_ITEMS) }, n])
+    }
+}
+
+impl Pass<'_> {
+    /// Computes the feed-forward of a layer with experts on the host; `false` if the device does.
+    pub fn run_host_experts(&mut self, layer: usize) -> Result<bool> {
+        let Some(experts) = self.experts.as_mut().filter(|_| has_experts(layer)) else { return Ok(false) };
+        self.scratch.change_residuals(self.n, |residual| experts(layer, residual))?;
+        self.end_step("down", layer)?;
+        Ok(true)
     }
 }

@@ -29,6 +29,22 @@ pub struct Upload<'a> {
 ///
 /// A build failure for other mixtures, and for a model with a part that has no kernels.
 pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
+    let ffn = match &l.ffn {
+        Ffn::Usual(w) => of_feed_forward(w)?.to_vec(),
+        Ffn::Wide(w) => of_feed_forward(w)?.to_vec(),
+        Ffn::Experts(w) => of_experts(w)?,
+        Ffn::None => unreachable!("invariant: the model has kernels"),
+    };
+    let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
+    Ok(of_mixer(l)?.into_iter().chain(ffn).chain(per_layer).collect())
+}
+
+/// The first of [`of_layer`], before and after the mixer.
+///
+/// # Errors
+///
+/// See [`of_layer`].
+pub fn of_mixer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
     if let Some(part) = MISSING_KERNELS {
         let message = format!("no kernels for {part}; use `EngineOptions::backend` cpu");
         return Err(Failure::new(FailureKind::Build, message));
@@ -50,14 +66,7 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
         };
         return Err(mixed_storage_error(inputs, &qkv));
     }
-    let ffn = match &l.ffn {
-        Ffn::Usual(w) => of_feed_forward(w)?.to_vec(),
-        Ffn::Wide(w) => of_feed_forward(w)?.to_vec(),
-        Ffn::Experts(w) => of_experts(w)?,
-        Ffn::None => unreachable!("invariant: the model has kernels"),
-    };
-    let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
-    Ok([qkv, vec![out]].into_iter().chain(ffn).chain(per_layer).collect())
+    Ok(vec![qkv, vec![out]])
 }
 
 fn of_experts(w: &MixtureOfExperts) -> Result<Vec<Vec<Upload<'_>>>> {

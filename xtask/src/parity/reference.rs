@@ -124,13 +124,16 @@ impl Reference {
         ModelConfig::parse(&fs::read_to_string(self.dir.join("config.json")).ok()?).ok()
     }
 
-    /// The flag that gives the first layer to one device and the others to another; `None` for a model that has one layer,
-    /// or experts.
+    /// The flag that gives the first layer to one device and the others to another; with experts all layers to the first,
+    /// without those. `None` if there is nothing to split.
     pub fn split_flag(&self, devices: [&str; 2]) -> Option<String> {
         let text = fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
         let layers = ModelConfig::parse(&text).map_or(0, |config| config.layers);
         let [first, others] = devices;
-        (layers > 1 && !self.has_experts()).then(|| format!("--split={first}=1,{others}={}", layers - 1))
+        if self.has_experts() {
+            return (first != "cpu").then(|| format!("--split={first}={layers},experts=cpu"));
+        }
+        (layers > 1).then(|| format!("--split={first}=1,{others}={}", layers - 1))
     }
 
     pub fn load(dir: &Path) -> Result<Reference> {
