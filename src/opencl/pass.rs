@@ -369,7 +369,7 @@ impl Pass<'_> {
             l.gate_up.launch_many(device, self.n)?;
             l.silu.as_ref().map_or(Ok(()), |silu| silu.run(device, [self.n, 1]))?;
         }
-        let experts = self.launches.experts[layer].as_ref();
+        let experts = self.launches.experts[layer].as_mut();
         experts.map_or(Ok(()), |experts| experts.gate_up(device, self.n))?;
         self.end_step("gate_up", layer)
     }
@@ -381,7 +381,7 @@ impl Pass<'_> {
         } else {
             self.launches.many[layer].down.launch_many(device, self.n)?;
         }
-        let experts = self.launches.experts[layer].as_ref();
+        let experts = self.launches.experts[layer].as_mut();
         experts.map_or(Ok(()), |experts| experts.down(device, self.n))?;
         self.post_norm(layer, 1)?;
         self.end_step("down", layer)

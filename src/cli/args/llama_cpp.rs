@@ -198,9 +198,9 @@ impl Translation<'_> {
         }
     }
 
-    /// Returns `--md` for `-md`: two or three letters after one dash that are an alias of ours. Clap would read `-m d`.
+    /// Returns `--md` for `-md`: two to four letters after one dash that are an alias of ours. Clap would read `-m d`.
     fn long_alias(&self, flag: &str) -> Option<String> {
-        let letters = flag.strip_prefix('-').filter(|rest| (2..=3).contains(&rest.len()))?;
+        let letters = flag.strip_prefix('-').filter(|rest| (2..=4).contains(&rest.len()))?;
         let long = format!("-{flag}");
         let is_alias = |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&letters));
         let arg = find_arg(self.command, &long).or_else(|| find_arg(self.chat?, &long));

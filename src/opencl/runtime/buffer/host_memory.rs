@@ -96,7 +96,7 @@ impl StagingBuffer {
     }
 
     /// Waits for queued work, reads the first `len` bytes, and queues writing them as `change` leaves them.
-    pub fn update(&mut self, len: usize, change: impl FnOnce(&mut [u8])) -> Result<()> {
+    pub fn update_bytes(&mut self, len: usize, change: impl FnOnce(&mut [u8])) -> Result<()> {
         self.wait_for_write()?;
         match &mut self.host {
             StagingCopy::Pageable(bytes) => self.buffer.read(0, &mut bytes[..len])?,
