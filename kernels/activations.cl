@@ -4,7 +4,7 @@
 // INPUT_RESIDUAL the residual itself
 // INPUT_ATT    attention's output
 // INPUT_ROWS   rows as they are: a recurrent layer's output
-// INPUT_FFN    silu(gate) * up, or the model's equivalent
+// INPUT_FFN    silu(gate) * up, or the model's equivalent; with CHOSEN, of each choice of an expert
 //
 // out: acts [token][COLS / 32][8 words], scales [token][COLS / 32] and sums of the halves of blocks [token][COLS / 32],
 // or floats [token][COLS]
@@ -19,7 +19,9 @@
 #define element(src, in, scale, i) NORMED((src)[i], scale, in, i, COLS)
 #else
 float element(const __global float *src, const __global float *in, float scale, int i) {
-#if defined(INPUT_FFN) && GATED
+#if defined(CHOSEN)
+    return activate(src[i], src[(FFN_MATRICES - 1) * COLS + i], in, i);
+#elif defined(INPUT_FFN) && GATED
     return gated_up(src[i], src[FFN_PAD + i]);
 #elif defined(INPUT_FFN) && MLP_BIAS
     return gated_up(src[i] + in[i], 0.0f);
@@ -35,7 +37,11 @@ float element(const __global float *src, const __global float *in, float scale, 
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
     const __global float *src, const __global float *in, __global float *out, __global float *scales,
-    __global int2 *sums, int2 at) {
+    __global int2 *sums,
+#ifdef CHOSEN
+    const __global int2 *choices,
+#endif
+    int2 at) {
     __local float red[WG];
     int lid = get_local_id(0), from = at.x + get_group_id(0), to = at.y + get_group_id(0);
 #if defined(INPUT_NORM)
@@ -47,6 +53,10 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
 #define ELEMENTS x
 #elif defined(INPUT_RESIDUAL)
     const __global float *row = ROW(src, from);
+    float scale = 1.0f;
+#elif defined(CHOSEN)
+    const __global float *row = src + (size_t)from * (FFN_MATRICES * COLS);
+    in += choices[from].x * COLS;
     float scale = 1.0f;
 #elif defined(INPUT_FFN)
     const __global float *row = src + (size_t)from * (FFN_MATRICES * FFN_PAD);
@@ -89,7 +99,9 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void activations(
             STORE_OCTET(q, o);
             if (o % 4 == 0) {
                 scales[block] = d.x;
+#ifndef CHOSEN
                 sums[block] = (int2)((int)(of_block[0] + of_block[1]), (int)(of_block[2] + of_block[3]));
+#endif
             }
         }
         barrier(CLK_LOCAL_MEM_FENCE);

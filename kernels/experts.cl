@@ -3,6 +3,7 @@
 //
 // scores: [token][SCORES]; that of the shared expert's gate, if it has one, is at SHARED_GATE_AT
 // choices: [token][USED] of expert and bits of its weight, in ascending order of the experts
+// sorted: [EXPERTS + 1], where the list of each expert begins; then these lists of the choices' indices
 
 #ifdef CHOOSE
 // Chooses the experts with the highest scores, of equal ones those of lower index, and weighs them: one work-group per
@@ -72,6 +73,28 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void choose_experts(
 #endif
         choices[(size_t)t * USED + k] = (int2)(experts[k], as_int(weight));
     }
+}
+#elif defined(SORT)
+// Lists the choices of each expert, in any order: one work-group.
+__kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void sort_choices(
+    const __global int2 *choices, __global int *sorted, int count) {
+    __local int next[EXPERTS];
+    int lid = get_local_id(0);
+    for (int e = lid; e < EXPERTS; e += WG) next[e] = 0;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < count; i += WG) atomic_inc(next + choices[i].x);
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (lid == 0) {
+        int first = 0;
+        for (int e = 0; e < EXPERTS; e++) {
+            int of_expert = next[e];
+            sorted[e] = next[e] = first;
+            first += of_expert;
+        }
+        sorted[EXPERTS] = first;
+    }
+    barrier(CLK_LOCAL_MEM_FENCE);
+    for (int i = lid; i < count; i += WG) sorted[EXPERTS + 1 + atomic_inc(next + choices[i].x)] = i;
 }
 #else
 // Sum of the weighted outputs of a token's experts in column i.

@@ -5,6 +5,8 @@
 // STEP_GATE_UP  out: [token][gate: FFN_PAD | up: FFN_PAD], without a gate only up
 // STEP_DOWN     like STEP_OUT
 // STEP_HEAD     out: [token][VOCAB]
+//
+// CHOSEN  for a mixture of experts: see gemm_epilogue.cl
 
 #if !defined(ROWS) || !defined(COLS) || !defined(W_TYPE)
 #error a shape of the matrix is not defined
@@ -23,7 +25,8 @@
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *quants, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
+    const __global float *in_scales, __global float *out, const __global float *extra, SORTED_CHOICES Part part) {
+    SELECT_PART(TILE)
     __local uint4 w[GROUPS * WORDS / 4]; // [group][vector][quad of rows], as stored
     __local float4 w_block_scales[TILE / 4];
 #if W_MINIMUMS
@@ -38,21 +41,20 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     int lid = get_local_id(0);
     // Sixteen adjacent work-items share the tokens and have different rows.
     int quad = lid % 16, tokens = lid / 16 * 4;
-    int first_row = ROW_TILE(part) * TILE, first_token = TOKEN_TILE(part) * TILE;
-    int groups = part.y * MATRICES;
+    int first_row = ROW_TILE(part) * TILE;
     float4 acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     // Data that this work-item copies to local memory: words of quants, a quarter of a token's block; and, depending on
     // the quarter of the work-group, the scales of four rows, a token's scale, or its sums.
-    int w_group = min(first_row / 16 + lid / 64, groups - 1);
-    int a_token = min(first_token + lid / 4, part.z - 1);
-    int s_group = min(first_row / 16 + lid % 16 / 4, groups - 1);
-    int s_token = min(first_token + lid % 64, part.z - 1);
+    int w_group = SOURCE_GROUP(min(first_row / 16 + lid / 64, groups - 1), part);
+    int a_token = INPUT_AT(min(first_token + lid / 4, end - 1));
+    int s_group = SOURCE_GROUP(min(first_row / 16 + lid % 16 / 4, groups - 1), part);
+    int s_token = INPUT_AT(min(first_token + lid % 64, end - 1));
     const __global uint *w_from = quants + (size_t)w_group * (BLOCKS * WORDS);
     const __global uint2 *a_from = (const __global uint2 *)in + (size_t)a_token * (COLS / 8) + lid % 4;
     const __global uchar *ws_from = scales + (size_t)s_group * W_GROUP_BYTES;
     const __global float *as_from = in_scales + (size_t)s_token * BLOCKS;
     const __global uint4 *a_sum_from = (const __global uint4 *)in + (size_t)s_token * (COLS / 16);
-    for (int b = 0; b < BLOCKS; b++) {
+    for (int b = 0; b < (has_work ? BLOCKS : 0); b++) {
         // Same number of iterations for every work-item; see gemv.cl.
         for (int i = 0; i < WORDS; i += 64) {
             int at = i + lid % 64;
@@ -78,7 +80,8 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
         int4 sum[1 + W_HALF_SCALES][4];
         for (int t = 0; t < 4; t++) sum[0][t] = sum[W_HALF_SCALES][t] = 0;
         const __local uint4 *block = w + quad / 4 * (WORDS / 4) + quad % 4;
-        for (int v = 0; v < 4; v++) {
+        // Of the last tokens, many work-items have none.
+        for (int v = 0; first_token + tokens < end && v < 4; v++) {
             uint4 low = LOW_BYTES(block, v), high = HIGH_BYTES(block, v);
             for (int t = 0; t < 4; t++) {
                 const __local uint *words = (const __local uint *)(a + (tokens + t) * 2);
@@ -105,11 +108,12 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     }
     for (int t = 0; t < 4; t++) {
         int token = first_token + tokens + t, row = first_row + quad * 4;
-        if (token < part.z) {
-            store_output(state, out, extra, part.xy, row, token, acc[t].x);
-            store_output(state, out, extra, part.xy, row + 1, token, acc[t].y);
-            store_output(state, out, extra, part.xy, row + 2, token, acc[t].z);
-            store_output(state, out, extra, part.xy, row + 3, token, acc[t].w);
+        if (token < end) {
+            int to = CHOICE_AT(token);
+            store_output(state, out, extra, CHUNK_OF(part), row, to, acc[t].x);
+            store_output(state, out, extra, CHUNK_OF(part), row + 1, to, acc[t].y);
+            store_output(state, out, extra, CHUNK_OF(part), row + 2, to, acc[t].z);
+            store_output(state, out, extra, CHUNK_OF(part), row + 3, to, acc[t].w);
         }
     }
 }
@@ -127,17 +131,22 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
 
 __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     const __global uint *rows, const __global uchar *scales, __global float *state, const __global float *in,
-    const __global float *in_scales, __global float *out, const __global float *extra, Part part) {
+    const __global float *in_scales, __global float *out, const __global float *extra, SORTED_CHOICES Part part) {
+    SELECT_PART(TOKENS)
     __local float lanes[TOKENS * WG];
     int lid = get_local_id(0);
-    int first_row = ROW_TILE(part) * 16, first_token = TOKEN_TILE(part) * TOKENS;
-    size_t from = (size_t)(first_row + lid / 16) * COLS;
+    int first_row = ROW_TILE(part) * 16;
+    size_t from = (size_t)(SOURCE_GROUP(min((int)ROW_TILE(part), groups - 1), part) * 16 + lid / 16) * COLS;
     float acc[TOKENS];
-    for (int t = 0; t < TOKENS; t++) acc[t] = 0.0f;
-    for (int c = lid % 16; c < COLS; c += 16) {
+    size_t inputs[TOKENS];
+    for (int t = 0; t < TOKENS; t++) {
+        acc[t] = 0.0f;
+        inputs[t] = (size_t)INPUT_AT(min(first_token + t, end - 1)) * COLS;
+    }
+    for (int c = lid % 16; c < (has_work ? COLS : 0); c += 16) {
         float w = LOAD(rows, from + c);
         for (int t = 0; t < TOKENS; t++) {
-            acc[t] = fma(w, in[(size_t)min(first_token + t, part.z - 1) * COLS + c], acc[t]);
+            acc[t] = fma(w, in[inputs[t] + c], acc[t]);
         }
     }
     for (int t = 0; t < TOKENS; t++) lanes[t * WG + lid] = acc[t];
@@ -145,7 +154,7 @@ __kernel __attribute__((reqd_work_group_size(WG, 1, 1))) void gemm(
     for (int i = lid; i < TOKENS * 16; i += WG) {
         int token = first_token + i / 16;
         float y = sum_lanes(lanes + 16 * i);
-        if (token < part.z) store_output(state, out, extra, part.xy, first_row + i % 16, token, y);
+        if (token < end) store_output(state, out, extra, CHUNK_OF(part), first_row + i % 16, CHOICE_AT(token), y);
     }
 }
 #endif

@@ -148,14 +148,14 @@ use pass::Pass;
 use pass_timeout::PassTimeout;
 use scratch::Scratch;
 pub use scratch::{bytes as scratch_bytes, logits_bytes, parts_bytes};
-use seam::{AttentionFn, CancelToken, Logits, Run};
+use seam::{AttentionFn, CancelToken, ExpertsFn, Logits, Run};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 pub use storage::MatrixStorage;
 
 pub use threads::{facts_of, open_device};
-pub use weights::{Matrices, Model, calibration_bytes};
+pub use weights::{DeviceLayers, Matrices, Model, calibration_bytes};
 
 /// Settings of an [`OpenClDevice`].
 pub struct OpenClOptions {
@@ -171,6 +171,8 @@ pub struct OpenClOptions {
     pub tokens_per_sequence: usize,
     /// Attention on the host, which then holds the KV cache; `None` if the device computes it.
     pub attention: Option<AttentionFn>,
+    /// Experts on the host, for a model that [leaves them](Model::leaves_experts) to it.
+    pub experts: Option<ExpertsFn>,
     /// Memory of the caches: `HostVisible` to share them with the CPU (needs unified memory), otherwise the device's
     /// own. Ignored when attention is computed on the host.
     pub cache_place: Place,
@@ -201,6 +203,7 @@ pub struct OpenClDevice {
     /// Page-locked memory for reading logits; `None` if memory is unified.
     readback: Option<ReadbackBuffer>,
     host: Option<HostAttention>,
+    experts: Option<ExpertsFn>,
     /// Location of the caches.
     kv_location: KvLocation,
     /// Evicts slots in device memory.
@@ -219,7 +222,8 @@ impl OpenClDevice {
     ///
     /// `Memory` if there is no room for them, `Device` if the device cannot build them.
     pub fn new(model: Arc<Model>, options: OpenClOptions) -> Result<Self> {
-        let OpenClOptions { kv_types, slots, max_tokens, sequences, attention, can_evict, .. } = options;
+        let OpenClOptions { kv_types, slots, max_tokens, sequences, attention, experts, can_evict, .. } =
+            options;
         let (set, rows) = (options.kernels, options.cache_place);
         let (device, matrices) = (&model.device, &model.matrices);
         let unified = device.info().unified_memory;
@@ -272,6 +276,7 @@ impl OpenClDevice {
             compactor: compactor.map(|compactor| Arc::new(Mutex::new(compactor))),
             shares_rows: host.is_none() && rows == Place::HostVisible && unified,
             host,
+            experts,
             frequencies: Frequencies::new(),
             trace: None,
             timeout: PassTimeout::default(),
@@ -408,6 +413,7 @@ impl OpenClDevice {
             scratch: &mut self.scratch,
             readback: self.readback.as_mut(),
             host: self.host.as_mut(),
+            experts: self.experts.as_mut(),
             // Single tokens finish soon; and the mass collected by half a pass could not be undone.
             cancel: cancel.filter(|_| several && !observed),
             frequencies: &self.frequencies,
@@ -421,7 +427,8 @@ impl OpenClDevice {
 impl seam::Device for OpenClDevice {
     fn name(&self) -> String {
         let attention = if self.host.is_some() { "CPU" } else { "GPU" };
-        format!("opencl ({}, attention on the {attention})", self.model.device.info().name)
+        let experts = if self.experts.is_some() { ", experts on the CPU" } else { "" };
+        format!("opencl ({}, attention on the {attention}{experts})", self.model.device.info().name)
     }
 
     fn max_tokens(&self) -> usize {

@@ -6,7 +6,7 @@ mod acts;
 mod assistant;
 pub mod attention;
 mod attention_inputs;
-mod experts;
+pub mod experts;
 mod input_squares;
 mod kv;
 mod mamba;

@@ -385,3 +385,6 @@ pub struct AttentionMass<'a> {
 
 /// Computes an [`AttentionJob`]. The engine hands it to the device, so that devices do not know each other.
 pub type AttentionFn = Box<dyn FnMut(AttentionJob<'_>) + Send>;
+
+/// Computes, in the same way, the feed-forward of a layer with experts on the residual of a pass: `[token][DIM]`.
+pub type ExpertsFn = Box<dyn FnMut(usize, &mut [f32]) + Send>;

@@ -59,6 +59,8 @@ pub enum KernelName {
 pub enum ExpertStep {
     /// Chooses and weighs the experts of a token.
     Choose,
+    /// Lists the choices of each expert.
+    Sort,
     /// Adds their outputs to the residual.
     Add,
 }
@@ -68,6 +70,7 @@ impl ExpertStep {
     pub(super) fn names(self) -> (&'static str, &'static str) {
         match self {
             ExpertStep::Choose => ("choose_experts", "CHOOSE"),
+            ExpertStep::Sort => ("sort_choices", "SORT"),
             ExpertStep::Add => ("add_experts", "ADD"),
         }
     }
@@ -128,6 +131,10 @@ pub enum MatmulInput {
     LocalAtt,
     /// `Ffn` of layers with a wider feed-forward.
     WideFfn,
+    /// `Ffn` of each choice of an expert.
+    ExpertFfn,
+    /// `Ffn` beside the experts.
+    SharedFfn,
     /// A layer's embedding of a token times its gate.
     PerLayer,
 }
@@ -142,6 +149,8 @@ impl MatmulInput {
             MatmulInput::Mixed => MIXED,
             MatmulInput::LocalAtt => LOCAL_Q_DIM,
             MatmulInput::WideFfn => SHARED_FFN_DIM,
+            MatmulInput::ExpertFfn => EXPERTS.dim,
+            MatmulInput::SharedFfn => EXPERTS.shared_dim,
             MatmulInput::PerLayer => PER_LAYER_DIM,
         }
     }
@@ -183,6 +192,8 @@ pub(super) fn input_flag(input: MatmulInput) -> &'static str {
         MatmulInput::Merge { .. } => "INPUT_MERGE",
         MatmulInput::Att | MatmulInput::LocalAtt => "INPUT_ATT",
         MatmulInput::Mixed | MatmulInput::PerLayer => "INPUT_ROWS",
-        MatmulInput::Ffn | MatmulInput::WideFfn => "INPUT_FFN",
+        MatmulInput::Ffn | MatmulInput::WideFfn | MatmulInput::ExpertFfn | MatmulInput::SharedFfn => {
+            "INPUT_FFN"
+        }
     }
 }

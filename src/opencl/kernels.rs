@@ -254,17 +254,8 @@ impl Kernels {
             KernelName::Gemv { .. } => self.gemv_source(name, defines),
             KernelName::Gemm(step, storage, variant) => self.gemm_source((step, storage, variant), defines),
             KernelName::GemmFew(step, storage) => self.gemm_few_source((step, storage), defines),
-            KernelName::Activations(input, quantised) => {
-                let quantised = match quantised {
-                    Activations::Floats => 0,
-                    Activations::Quantised => 1,
-                    Activations::Integers => 2,
-                };
-                let mut d = defines.add_value("COLS", input.column_count()).add_value("QUANTISED", quantised);
-                if input == MatmulInput::LocalAtt {
-                    d = d.add_local_heads();
-                }
-                (&[COMMON, ACTIVATIONS], d.add_flag(input_flag(input)))
+            KernelName::Activations(input, form) => {
+                (&[COMMON, ACTIVATIONS], activation_defines(defines, input, form))
             }
             KernelName::Rope(view) => (&[COMMON, KV, ROPE], of_layer(defines, view)),
             KernelName::Attend(view) => {
@@ -333,7 +324,7 @@ impl Kernels {
         if let Some(count) = step.experts_of_token() {
             d = d.add_experts().add_value("PRODUCTS", count);
         }
-        if matches!(step, Step::ExpertGateUp | Step::ExpertDown) {
+        if step.is_chosen() {
             d = d.add_flag("CHOSEN");
         }
         let MatmulInput::Merge { window } = input else {
@@ -352,7 +343,13 @@ impl Kernels {
         (step, storage, variant): (Step, MatrixStorage, &Variant),
         defines: Defines,
     ) -> (&'static [&'static str], Defines) {
-        let d = self.matrix_defines(defines, step, storage, variant);
+        let mut d = self.matrix_defines(defines, step, storage, variant);
+        if step.is_chosen() {
+            return (&[COMMON, BLOCKS, GEMM_EPILOGUE, GEMM], d.add_experts().add_flag("CHOSEN"));
+        }
+        if step == Step::SharedDown {
+            d = d.add_flag("PRODUCTS");
+        }
         if variant.by_rows() {
             let d = d.add_value("ROWS_PER_ITEM", variant.rows).add_value("TOKENS", variant.tokens);
             return (
@@ -372,6 +369,7 @@ impl Kernels {
         defines: Defines,
     ) -> (&'static [&'static str], Defines) {
         let (s, d) = (&self.shapes, self.matrix_defines(defines, step, storage, BASELINE).add_flag("FEW"));
+        let d = if step == Step::SharedDown { d.add_flag("PRODUCTS") } else { d };
         if let Some(cores) = s.few_on_tensor_cores(step, storage) {
             return cores.source(d, cores.few_tile());
         }
@@ -382,4 +380,24 @@ impl Kernels {
             if s.tensor_cores.is_some() { d.add_flag("TENSOR") } else { d },
         )
     }
+}
+
+/// Adds the options of the conversion of a matrix's input.
+fn activation_defines(defines: Defines, input: MatmulInput, form: Activations) -> Defines {
+    let quantised = match form {
+        Activations::Floats => 0,
+        Activations::Quantised => 1,
+        Activations::Integers => 2,
+    };
+    let d = defines.add_value("COLS", input.column_count()).add_value("QUANTISED", quantised);
+    let d = match input {
+        MatmulInput::LocalAtt => d.add_local_heads(),
+        // Their activation function and biases.
+        MatmulInput::ExpertFfn => {
+            let d = d.add_experts().add_value("ROWS", EXPERTS.dim);
+            d.add_flag("CHOSEN").add_flag(Step::ExpertGateUp.names().1)
+        }
+        _ => d,
+    };
+    d.add_flag(input_flag(input))
 }

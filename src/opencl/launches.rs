@@ -34,7 +34,7 @@ pub struct OneToken {
     pub out: MatmulLaunches,
     /// out
     pub out_merged: MatmulLaunches,
-    /// norm, gate_up; in layers with experts norm and their scores
+    /// norm, gate_up; in layers with experts norm and their scores. Empty, like `down`, if the host computes both.
     pub gate_up: MatmulLaunches,
     /// down; empty in layers with experts
     pub down: MatmulLaunches,
@@ -50,6 +50,7 @@ pub struct ManyTokens {
     pub qkv: MatmulLaunches,
     /// Of each mixer the launch that converts its output to the form that `out` reads, and `out`.
     pub outs: Vec<(Launch, MatmulLaunches)>,
+    /// `None` if the host computes the feed-forward.
     pub ffn_norm: Option<Launch>,
     /// In layers with experts their scores.
     pub gate_up: MatmulLaunches,
@@ -119,8 +120,9 @@ pub(super) fn merges_in_out(layer: usize) -> bool {
 }
 
 /// Products of a layer's feed-forward, as far as it has them; of experts only their scores.
-fn ffn_steps(layer: usize) -> [Option<Step>; 2] {
+fn ffn_steps(l: &LayerWeights, layer: usize) -> [Option<Step>; 2] {
     match Step::of_ffn(layer) {
+        _ if l.leaves_experts => [None; 2],
         _ if has_experts(layer) => [Some(Step::Router), None],
         [gate_up, down] => [Some(*gate_up), Some(*down)],
         _ => [None; 2],
@@ -203,7 +205,9 @@ impl Binder<'_> {
             many: ByLayer::try_new(some(many), |i| self.many_tokens(&m.layers[i], i))?,
             post_norms: ByLayer::try_new(layers.clone(), |i| self.bind_post_norms(&m.layers[i]))?,
             experts: ByLayer::try_new(layers.clone(), |i| {
-                has_experts(i).then(|| self.bind_experts(&m.layers[i])).transpose()
+                (has_experts(i) && !m.layers[i].leaves_experts)
+                    .then(|| self.bind_experts(&m.layers[i]))
+                    .transpose()
             })?,
             per_layer: self.bind_per_layer()?,
             qk_norms: ByLayer::try_new(some(QK_NORM == QkNorm::Whole), |i| {
@@ -348,7 +352,7 @@ impl Binder<'_> {
     }
 
     fn one_token(&mut self, l: &LayerWeights, layer: usize) -> Result<OneToken> {
-        let (mixers, [gate_up, down]) = (Step::of_mixers(layer), ffn_steps(layer));
+        let (mixers, [gate_up, down]) = (Step::of_mixers(layer), ffn_steps(l, layer));
         Ok(OneToken {
             qkv: self.bind_steps(mixers.iter().map(|mixer| mixer[0]), l)?,
             out: match self.attend {
@@ -374,7 +378,7 @@ impl Binder<'_> {
     }
 
     fn many_tokens(&mut self, l: &LayerWeights, layer: usize) -> Result<ManyTokens> {
-        let (mixers, [gate_up, down]) = (Step::of_mixers(layer), ffn_steps(layer));
+        let (mixers, [gate_up, down]) = (Step::of_mixers(layer), ffn_steps(l, layer));
         let mut joined = |steps: &mut dyn Iterator<Item = Step>| {
             let (mut input, mut products) = (None, MatmulLaunches::default());
             for step in steps {

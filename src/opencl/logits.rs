@@ -1,9 +1,11 @@
-//! Logits of a pass: which ones are requested, and where they go.
+//! Logits of a pass: which ones are requested, their computation, and where they go.
 
-use crate::dims::VOCAB;
+use super::pass::Pass;
+use crate::dims::{LAYERS, VOCAB};
 use crate::model::device::{Logits, Run};
 use numeric::pool::run_both;
 use opencl_runtime::buffer::bytes_of_mut;
+use opencl_runtime::failure::Result;
 use std::ops::Range;
 
 /// Number of a run's tokens, the last ones, with requested logits.
@@ -62,6 +64,63 @@ pub fn scatter_logits(found: &[u8], (rows, end): (Range<usize>, usize), runs: &m
     for (first, out) in outputs_of(&rows, end, runs) {
         let (at, out) = (4 * (first - rows.start) * VOCAB, bytes_of_mut(out));
         out.copy_from_slice(&found[at..at + out.len()]);
+    }
+}
+
+impl Pass<'_> {
+    /// Computes the requested logits.
+    pub(super) fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
+        match output_tokens(runs).count() {
+            // The host does not wait here, so the device must be told to start.
+            0 => return self.device().flush(),
+            1 => {
+                self.launches.head.launch_one(&self.model.device)?; // fused: norm, head
+                self.read_logits(0..1, runs)?;
+            }
+            count => {
+                for first in (0..count).step_by(self.scratch.logit_rows) {
+                    let rows = first..count.min(first + self.scratch.logit_rows);
+                    match self.kept_tokens {
+                        Some(_) => self.final_norm(rows.clone())?,
+                        None => self.final_norm(output_tokens(runs).skip(first).take(rows.len()))?,
+                    }
+                    self.launches.heads.launch_many(&self.model.device, rows.len())?;
+                    self.read_logits(rows, runs)?;
+                }
+            }
+        }
+        self.end_step("head", LAYERS)
+    }
+
+    /// Final norm of some tokens; adjacent ones share a launch.
+    fn final_norm(&mut self, tokens: impl Iterator<Item = usize>) -> Result<()> {
+        let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
+        let (mut tokens, mut to) = (tokens.peekable(), 0);
+        while let Some(first) = tokens.next() {
+            let mut n = 1;
+            while tokens.next_if_eq(&(first + n)).is_some() {
+                n += 1;
+            }
+            norm.set_ints(&[first as i32, to as i32])?.run(&self.model.device, [n, 1])?;
+            to += n;
+        }
+        Ok(())
+    }
+
+    /// Waits for the logits of the last launch, which are the given rows of all requested ones, and copies them to the
+    /// runs.
+    fn read_logits(&mut self, rows: Range<usize>, runs: &mut [Run<'_>]) -> Result<()> {
+        let logits = &self.scratch.logits;
+        match &mut self.readback {
+            Some(readback) => {
+                // A read costs as much as half a megabyte.
+                scatter_logits(readback.fetch_range(logits, 0..4 * rows.len() * VOCAB)?, (rows, 0), runs);
+                Ok(())
+            }
+            None => outputs_of(&rows, 0, runs).try_for_each(|(first, out)| {
+                logits.read(4 * (first - rows.start) * VOCAB, bytes_of_mut(out))
+            }),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::cache::OpenClCache;
 use super::defines::GATED_PARTS;
 use super::host_attention::HostAttention;
 use super::launches::{Launches, ManyTokens, merges_in_out};
-use super::logits::{output_rows, output_tokens, outputs_of, scatter_logits};
+use super::logits::{output_rows, output_tokens};
 use super::nvidia::PersistentKernels;
 use super::run_span::RunSpan;
 use super::scratch::Scratch;
@@ -19,15 +19,14 @@ use super::shapes::{CONVOLVE_ITEMS, FUSED_CHUNKS, OBSERVE_ITEMS};
 use super::step_launch::Launch;
 use super::weights::Model;
 use crate::dims::*;
-use crate::model::device::{CancelToken, Run};
+use crate::model::device::{CancelToken, ExpertsFn, Run};
 use crate::model::rope::Frequencies;
 use crate::model::trace::Steps;
 use files::Error;
 use numeric::simd::{Isa, ops};
-use opencl_runtime::buffer::{ReadbackBuffer, bytes_of_mut};
+use opencl_runtime::buffer::ReadbackBuffer;
 use opencl_runtime::device::Device;
 use opencl_runtime::failure::Result;
-use std::ops::Range;
 
 /// A forward pass in progress.
 pub struct Pass<'a> {
@@ -38,6 +37,8 @@ pub struct Pass<'a> {
     pub scratch: &'a mut Scratch,
     pub readback: Option<&'a mut ReadbackBuffer>,
     pub host: Option<&'a mut HostAttention>,
+    /// Experts on the host.
+    pub experts: Option<&'a mut ExpertsFn>,
     pub cancel: Option<&'a CancelToken>,
     pub frequencies: &'a Frequencies,
     /// Tokens of all runs together.
@@ -76,9 +77,11 @@ impl Pass<'_> {
                 break;
             }
             self.out(layer, runs)?; // the outputs of attention and of what is in its place or beside it join the residual
-            self.norm(layer, |l| &l.ffn_norm)?; // RMS norm before the feed-forward layer
-            self.gate_up(layer)?; // silu(gate) * up
-            self.down(layer)?; // back to the residual's width, and joins it
+            if !self.run_host_experts(layer)? {
+                self.norm(layer, |l| &l.ffn_norm)?; // RMS norm before the feed-forward layer
+                self.gate_up(layer)?; // silu(gate) * up
+                self.down(layer)?; // back to the residual's width, and joins it
+            }
             self.add_per_layer(layer)?; // so does the layer's own embedding of the token
             self.trace_residual(layer, runs)?;
             self.begin_device(layer)?;
@@ -360,7 +363,7 @@ impl Pass<'_> {
             l.gate_up.launch_many(device, self.n)?;
             l.silu.as_ref().map_or(Ok(()), |silu| silu.run(device, [self.n, 1]))?;
         }
-        let experts = self.launches.experts[layer].as_ref();
+        let experts = self.launches.experts[layer].as_mut();
         experts.map_or(Ok(()), |experts| experts.gate_up(device, self.n))?;
         self.end_step("gate_up", layer)
     }
@@ -372,7 +375,7 @@ impl Pass<'_> {
         } else {
             self.launches.many[layer].down.launch_many(device, self.n)?;
         }
-        let experts = self.launches.experts[layer].as_ref();
+        let experts = self.launches.experts[layer].as_mut();
         experts.map_or(Ok(()), |experts| experts.down(device, self.n))?;
         self.post_norm(layer, 1)?;
         self.end_step("down", layer)
@@ -401,30 +404,6 @@ impl Pass<'_> {
         if layer == self.model.layer_range().start { self.device().flush_if_gpu() } else { Ok(()) }
     }
 
-    /// Computes the requested logits.
-    fn head(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
-        match output_tokens(runs).count() {
-            // The host does not wait here, so the device must be told to start.
-            0 => return self.device().flush(),
-            1 => {
-                self.launches.head.launch_one(&self.model.device)?; // fused: norm, head
-                self.read_logits(0..1, runs)?;
-            }
-            count => {
-                for first in (0..count).step_by(self.scratch.logit_rows) {
-                    let rows = first..count.min(first + self.scratch.logit_rows);
-                    match self.kept_tokens {
-                        Some(_) => self.final_norm(rows.clone())?,
-                        None => self.final_norm(output_tokens(runs).skip(first).take(rows.len()))?,
-                    }
-                    self.launches.heads.launch_many(&self.model.device, rows.len())?;
-                    self.read_logits(rows, runs)?;
-                }
-            }
-        }
-        self.end_step("head", LAYERS)
-    }
-
     /// Reads the residual of all tokens for the stage behind this one.
     fn read_residuals(&mut self, runs: &mut [Run<'_>]) -> Result<()> {
         match (&mut self.readback, &mut *runs) {
@@ -445,36 +424,5 @@ impl Pass<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Final norm of some tokens; adjacent ones share a launch.
-    fn final_norm(&mut self, tokens: impl Iterator<Item = usize>) -> Result<()> {
-        let norm = self.launches.norm.as_mut().expect("invariant: there is a norm for many tokens");
-        let (mut tokens, mut to) = (tokens.peekable(), 0);
-        while let Some(first) = tokens.next() {
-            let mut n = 1;
-            while tokens.next_if_eq(&(first + n)).is_some() {
-                n += 1;
-            }
-            norm.set_ints(&[first as i32, to as i32])?.run(&self.model.device, [n, 1])?;
-            to += n;
-        }
-        Ok(())
-    }
-
-    /// Waits for the logits of the last launch, which are the given rows of all requested ones, and copies them to the
-    /// runs.
-    fn read_logits(&mut self, rows: Range<usize>, runs: &mut [Run<'_>]) -> Result<()> {
-        let logits = &self.scratch.logits;
-        match &mut self.readback {
-            Some(readback) => {
-                // A read costs as much as half a megabyte.
-                scatter_logits(readback.fetch_range(logits, 0..4 * rows.len() * VOCAB)?, (rows, 0), runs);
-                Ok(())
-            }
-            None => outputs_of(&rows, 0, runs).try_for_each(|(first, out)| {
-                logits.read(4 * (first - rows.start) * VOCAB, bytes_of_mut(out))
-            }),
-        }
     }
 }

@@ -46,15 +46,17 @@ pub struct Scratch {
     pub projected: Buffer,
     /// Gate of a layer's embedding: `[token][PER_LAYER_DIM]`
     pub layer_gate: Buffer,
-    /// Scores of experts: `[token][SCORES]`; a placeholder, like the next five, if the model has none.
+    /// Scores of experts: `[token][SCORES]`; a placeholder, like the next six, if the model has none.
     pub scores: Buffer,
     /// Experts of a token and their weights: `[token][EXPERTS.used][2]`
     pub choices: Buffer,
+    /// Lists of each expert's choices: see `kernels/experts.cl`
+    pub sorted: Buffer,
     /// silu(gate) * up of each choice: `[token][EXPERTS.used][EXPERTS.dim]`, bytes or floats.
     pub expert_acts: Buffer,
     /// Scales of `expert_acts`: `[token][EXPERTS.used][EXPERTS.dim / 32]`
     pub expert_scales: Buffer,
-    /// Output of each choice: `[token][EXPERTS.used][DIM]`
+    /// Output of each choice: `[token][EXPERTS.used][DIM]`; of many tokens before that gate and up
     pub expert_out: Buffer,
     /// Output of the feed-forward beside the experts: `[token][DIM]`
     pub shared_out: Buffer,
@@ -95,7 +97,7 @@ pub struct Scratch {
 }
 
 /// Bytes of each buffer for `tokens` tokens, in the order in which [`Scratch::new`] takes them.
-fn buffer_sizes(tokens: usize) -> [usize; 20] {
+fn buffer_sizes(tokens: usize) -> [usize; 21] {
     let widest = [DIM, Q_DIM, MAX_FFN_DIM, MIXED].into_iter().fold(0, usize::max);
     let floats = [
         HEADER + tokens * STATE_ROW,
@@ -117,8 +119,9 @@ fn buffer_sizes(tokens: usize) -> [usize; 20] {
         2 * tokens * EXPERTS.used,
         tokens * EXPERTS.used * EXPERTS.dim,
         tokens * EXPERTS.used * EXPERTS.dim.div_ceil(32),
-        tokens * EXPERTS.used * DIM,
+        tokens * EXPERTS.used * DIM.max((1 + HAS_GATE as usize) * EXPERTS.dim),
         tokens * if HAS_FFN_BESIDE { DIM } else { 0 },
+        if HAS_EXPERTS { EXPERTS.count + 1 + tokens * EXPERTS.used } else { 0 },
     ];
     floats.map(|n| 4 * n)
 }
@@ -165,8 +168,8 @@ impl Scratch {
         let sizes = buffer_sizes(tokens);
         let [state, qkv, att, acts, act_scales, act_sums, gate_up, post, logits, mix, conv, mixed, ..] =
             sizes;
-        let [.., projected, layer_gate, scores, choices, expert_acts, expert_scales, expert_out, shared_out] =
-            sizes;
+        let [.., projected, layer_gate, scores, choices, expert_acts, expert_scales, _, _, _] = sizes;
+        let [.., expert_out, shared_out, sorted] = sizes;
         let none = allocate_buffer(device, NONE)?;
         let allocate = |len: usize| match len {
             0 => Ok(none.clone()),
@@ -194,6 +197,7 @@ impl Scratch {
             expert_scales: allocate(expert_scales)?,
             expert_out: allocate(expert_out)?,
             shared_out: allocate(shared_out)?,
+            sorted: allocate(sorted)?,
             logits: allocate_buffer(device, logits)?,
             partials: allocate_buffer(device, partials)?,
             ml: allocate_buffer(device, ml)?,
@@ -290,6 +294,24 @@ impl Scratch {
             run.residual.copy_from_slice(own);
         }
         Ok(())
+    }
+
+    /// Lets the host change the residual of the first `n` tokens, `[token][DIM]`, through page-locked memory.
+    pub fn change_residuals(&mut self, n: usize, change: impl FnOnce(&mut [f32])) -> Result<()> {
+        let Self { state, residual, .. } = self;
+        residual.resize(n * DIM, 0.0);
+        state.update_bytes(4 * (HEADER + n * STATE_ROW), |bytes| {
+            let mut rows = bytes[4 * HEADER..].chunks_exact_mut(4 * STATE_ROW);
+            for (x, row) in residual.chunks_exact_mut(DIM).zip(&mut rows) {
+                bytes_of_mut(x).copy_from_slice(&row[..4 * DIM]);
+            }
+            change(residual);
+            let rows = bytes[4 * HEADER..].chunks_exact_mut(4 * STATE_ROW);
+            residual
+                .chunks_exact(DIM)
+                .zip(rows)
+                .for_each(|(x, row)| row[..4 * DIM].copy_from_slice(bytes_of(x)));
+        })
     }
 
     /// Reads the residual of the first token through page-locked memory.

@@ -168,7 +168,7 @@ impl Shapes {
         if variant.by_rows() {
             return [GEMM_ROWS_ITEMS * variant.rows, GEMM_ROWS_TOKENS];
         }
-        match self.on_tensor_cores(storage, variant) {
+        match self.on_tensor_cores(storage, variant).filter(|_| !step.is_chosen()) {
             Some(cores) => cores.tile(step),
             None if storage.activation_form() == Activations::Quantised => [64, 64],
             None => [16, 8],

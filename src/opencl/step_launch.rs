@@ -107,6 +107,13 @@ impl MatmulLaunches {
             .try_for_each(|p| p.tiles.launch.run(device, [p.tiles.groups.div_ceil(products), products]))
     }
 
+    /// Queues the products of `experts` experts, each with those of `n` tokens that have chosen it.
+    pub fn launch_chosen(&self, device: &Device, (n, experts): (usize, usize)) -> Result<()> {
+        self.0.iter().try_for_each(|p| {
+            p.tiles.launch.run(device, [p.tiles.groups, experts * n.div_ceil(p.tiles.tile[1])])
+        })
+    }
+
     /// Queues the product of one token whose input is chunks of attention over `slots` slots, its own included.
     pub fn launch_merging(&mut self, device: &Device, slots: usize) -> Result<()> {
         self.0.iter_mut().try_for_each(|p| {

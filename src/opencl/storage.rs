@@ -91,6 +91,11 @@ impl Step {
         matches!(self, Step::GateUp | Step::WideGateUp | Step::ExpertGateUp | Step::SharedGateUp)
     }
 
+    /// True if only the experts that a token has chosen are multiplied with it.
+    pub const fn is_chosen(self) -> bool {
+        matches!(self, Step::ExpertGateUp | Step::ExpertDown)
+    }
+
     /// Experts of which each token has a product of its own, if the step is one of a mixture of experts.
     pub const fn experts_of_token(self) -> Option<usize> {
         match self {

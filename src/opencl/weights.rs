@@ -1,6 +1,7 @@
 //! Model weights in device memory, as on the CPU: in the layout of [`numeric::quant::format`], or row-major. Matrices
 //! of one step with the same storage are adjacent; they are split by rows if a buffer would be too large.
 
+mod calibration;
 mod shared;
 mod upload;
 
@@ -9,11 +10,8 @@ use super::defines::{KV_PAD, Q_PAD, QKV};
 use super::storage::{Activations, MatrixStorage, Step};
 use super::variants::VariantPair;
 use crate::dims::*;
-use crate::model::weights::{
-    Attention, Calibration, Ffn, HeadCalibration, Layer, Mixer, PerLayerEmbeddings, Weights,
-};
+use crate::model::weights::{Attention, Ffn, Layer, Mixer, PerLayerEmbeddings, Weights};
 use files::config::QkNorm;
-use numeric::kv::KvTypes;
 use opencl_runtime::arena::Arena;
 use opencl_runtime::buffer::{Access, Buffer, Place, bytes_of};
 use opencl_runtime::device::Device;
@@ -22,6 +20,8 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use upload::Upload;
+
+pub use calibration::{calibration, calibration_bytes};
 
 /// Rows `16 * first..16 * (first + groups)` of a step's result.
 pub struct Chunk {
@@ -54,8 +54,10 @@ impl StepWeights {
 
 /// One layer in the device's memory.
 pub struct LayerWeights {
-    /// Matrices of each of [`Step::of_layer`].
+    /// Matrices of each of [`Step::of_layer`]; without those of a feed-forward that the host computes.
     pub steps: Vec<(Step, StepWeights)>,
+    /// True if the CPU computes its feed-forward, which has experts.
+    pub leaves_experts: bool,
     /// Weights of the norm before attention (`[DIM]`), then its biases.
     pub attn_norm: Option<Buffer>,
     /// Norm before the feed-forward layer, likewise.
@@ -225,6 +227,11 @@ impl Model {
     pub fn layer_range(&self) -> Range<usize> {
         self.matrices.layers.layer_range()
     }
+
+    /// True if it leaves experts to the CPU.
+    pub fn leaves_experts(&self) -> bool {
+        self.matrices.layers.values().any(|l| l.leaves_experts)
+    }
 }
 
 /// All weights but the embedding, whose rows the host looks up.
@@ -246,7 +253,7 @@ impl Matrices {
     ///
     /// `Memory` if there is no room for them, `Device` if the device fails.
     pub fn copy(device: &Device, weights: &Weights, place: Place) -> files::Result<Self> {
-        Self::copy_layers(device, weights, (0..LAYERS, place))
+        Self::copy_layers(device, weights, (&DeviceLayers::ALL, place))
     }
 
     /// [`Matrices::copy`] of what a device needs that computes only some layers.
@@ -257,10 +264,10 @@ impl Matrices {
     pub fn copy_layers(
         device: &Device,
         weights: &Weights,
-        (layers, place): (Range<usize>, Place),
+        (part, place): (&DeviceLayers, Place),
     ) -> files::Result<Self> {
-        let mut to = Uploader::new(device, weights, (&layers, place))?;
-        let to = &mut to;
+        let mut to = Uploader::new(device, weights, (part, place))?;
+        let (to, layers) = (&mut to, part.layers.clone());
         let (is_last, head) = (layers.end == LAYERS, Upload::of(&weights.head));
         // In the order of `upload_sizes`.
         let copied = Self {
@@ -278,25 +285,51 @@ impl Matrices {
     }
 }
 
+/// The layers of a device.
+#[derive(Debug, Clone)]
+pub struct DeviceLayers {
+    /// Their range.
+    pub layers: Range<usize>,
+    /// True if the CPU computes feed-forwards with experts.
+    pub leaves_experts: bool,
+}
+
+impl DeviceLayers {
+    /// All layers with all that they have.
+    pub const ALL: Self = Self { layers: 0..LAYERS, leaves_experts: false };
+
+    /// Matrices of a layer's steps, and the vectors of its feed-forward, as far as the device has them.
+    fn split_layer<'l>(&self, l: &'l Layer) -> Result<(Vec<Vec<Upload<'l>>>, FfnVectors)> {
+        match &l.ffn {
+            Ffn::Experts(_) if self.leaves_experts => Ok((upload::of_mixers(l)?, Default::default())),
+            ffn => Ok((upload::of_layer(l)?, ffn_vectors(ffn))),
+        }
+    }
+}
+
+const _: () = assert!(!HAS_EXPERTS || !HAS_PER_LAYER, "the last steps of a layer can be its experts'");
+
 /// Destination of weights.
 struct Uploader<'a> {
     device: &'a Device,
+    part: DeviceLayers,
     matrices: Arena<'a>,
     floats: Arena<'a>,
 }
 
 impl<'a> Uploader<'a> {
-    fn new(device: &'a Device, weights: &Weights, (layers, place): (&Range<usize>, Place)) -> Result<Self> {
-        let (matrices, floats) = upload_sizes(weights, layers)?;
+    fn new(device: &'a Device, weights: &Weights, (part, place): (&DeviceLayers, Place)) -> Result<Self> {
+        let (matrices, floats) = upload_sizes(weights, part)?;
         let arena = |sizes: &[usize], place: Place| Arena::new(device, sizes, Access::ReadOnly, place);
         // The CPU has its own copy of the small ones.
         let small = if place == Place::HostVisible { Place::Device } else { place };
-        Ok(Self { device, matrices: arena(&matrices, place), floats: arena(&floats, small) })
+        let (matrices, floats) = (arena(&matrices, place), arena(&floats, small));
+        Ok(Self { device, part: part.clone(), matrices, floats })
     }
 }
 
 /// Bytes of unsplit matrices, and of floats, in the order of upload.
-fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>, Vec<usize>)> {
+fn upload_sizes(weights: &Weights, part: &DeviceLayers) -> Result<(Vec<usize>, Vec<usize>)> {
     let mut matrices = Vec::new();
     let mut of_step = |parts: &[Upload<'_>]| {
         for run in parts.chunk_by(Upload::has_same_storage) {
@@ -306,9 +339,10 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
         }
     };
     let mut floats = Vec::new();
-    for l in &weights.layers[layers.clone()] {
-        upload::of_layer(l)?.iter().for_each(|parts| of_step(parts));
-        let (mixer, ffn) = (MixerVectors::of(l), ffn_vectors(&l.ffn));
+    for l in &weights.layers[part.layers.clone()] {
+        let (steps, ffn) = part.split_layer(l)?;
+        steps.iter().for_each(|parts| of_step(parts));
+        let mixer = MixerVectors::of(l);
         floats.extend(post_norms(l).iter().map(|norm| 4 * norm.len()));
         let all = [
             &l.attn_norm,
@@ -327,7 +361,7 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
         of_step(&[Upload::of(&w.projection)]);
         floats.push(4 * w.norm.len());
     }
-    if layers.end == LAYERS {
+    if part.layers.end == LAYERS {
         of_step(&[Upload::of(&weights.head)]);
     }
     floats.push(4 * weights.norm.len());
@@ -336,7 +370,9 @@ fn upload_sizes(weights: &Weights, layers: &Range<usize>) -> Result<(Vec<usize>,
 
 /// Vectors of a feed-forward as [`LayerWeights`] has them, empty without: biases of up, down and router; norms of the
 /// inputs of router and experts, and of outputs.
-fn ffn_vectors(ffn: &Ffn) -> [Vec<f32>; 6] {
+type FfnVectors = [Vec<f32>; 6];
+
+fn ffn_vectors(ffn: &Ffn) -> FfnVectors {
     let biases = |up: &[f32], down: &[f32]| {
         let [router, router_norm, experts_norm, branch_norms] = Default::default();
         [up.to_vec(), down.to_vec(), router, router_norm, experts_norm, branch_norms]
@@ -388,11 +424,12 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
     let some = |to: &mut Uploader<'_>, values: &[f32]| {
         (!values.is_empty()).then(|| upload_floats(to, values)).transpose()
     };
-    let parts = upload::of_layer(l)?;
+    let (parts, ffn) = to.part.split_layer(l)?;
     let steps = Step::of_layer(index).into_iter().zip(&parts);
-    let [up_bias, down_bias, router_bias, router_norm, experts_norm, branch_norms] = &ffn_vectors(&l.ffn);
+    let [up_bias, down_bias, router_bias, router_norm, experts_norm, branch_norms] = &ffn;
     Ok(LayerWeights {
         steps: steps.map(|(step, parts)| Ok((step, upload_step(to, step, parts)?))).collect::<Result<_>>()?,
+        leaves_experts: to.part.leaves_experts && has_experts(index),
         attn_norm: some(to, &l.attn_norm)?,
         ffn_norm: some(to, &l.ffn_norm)?,
         qkv_bias: some(to, &mixer.qkv_bias)?,
@@ -413,34 +450,6 @@ fn upload_layer(to: &mut Uploader<'_>, l: &Layer, index: usize) -> Result<LayerW
             _ => MAMBA.heads.checked_div(MAMBA.groups).unwrap_or(0),
         },
     })
-}
-
-/// Bytes of [`calibration`] for these types, without the sinks, which count as weights; 0 if there is none.
-pub fn calibration_bytes(types: KvTypes) -> usize {
-    match (types.k.is_rotated(), ATTENTION_SINKS) {
-        (_, true) => Calibration::BYTES + 4 * LAYERS * KV_DIM,
-        (true, false) => Calibration::BYTES,
-        (false, false) => 0,
-    }
-}
-
-/// Calibration of each layer: `[KV_HEADS][mean | scale | inverse][HEAD_DIM]`. If heads have sinks, these follow:
-/// `[HEADS]`, and then the mean keys as they are stored: `[KV_HEADS][HEAD_DIM]`.
-pub fn calibration(device: &Device, weights: &Weights, place: Place) -> Result<Vec<Buffer>> {
-    let of_layer = |layer: usize| {
-        let calibration = weights.layer_calibration(layer);
-        let mut all = calibration.to_vec();
-        if ATTENTION_SINKS {
-            all.extend(weights.layers[layer].sink_logits());
-            let means = |head| HeadCalibration::of_head(calibration, head).stored_mean();
-            all.extend((0..KV_HEADS).flat_map(means));
-        }
-        all
-    };
-    let all: Vec<_> = (0..LAYERS).map(of_layer).collect();
-    let sizes: Vec<_> = all.iter().map(|floats| 4 * floats.len()).collect();
-    let mut arena = Arena::new(device, &sizes, Access::ReadOnly, place);
-    all.iter().map(|floats| arena.buffer_of(bytes_of(floats))).collect()
 }
 
 fn upload_floats(to: &mut Uploader<'_>, values: &[f32]) -> Result<Buffer> {

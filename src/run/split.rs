@@ -1,6 +1,6 @@
 //! Splits of a model over several devices: the layers of each.
 
-use crate::dims::LAYERS;
+use crate::dims::{HAS_EXPERTS, LAYERS};
 use crate::model::split::stage_ranges;
 use files::{Error, Result};
 use std::fmt;
@@ -32,7 +32,12 @@ pub struct SplitStage {
     pub device: StageDevice,
     /// Its layers.
     pub layers: Range<usize>,
+    /// True if their experts stay on the CPU.
+    pub experts_on_cpu: bool,
 }
+
+/// Last part of a split whose experts stay on the CPU.
+const CPU_EXPERTS: &str = ",experts=cpu";
 
 /// The devices that compute a model's layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,15 +57,19 @@ impl Split {
     pub fn new(stages: impl IntoIterator<Item = (StageDevice, usize)>) -> Result<Self> {
         let (devices, counts): (Vec<_>, Vec<_>) = stages.into_iter().unzip();
         let stages = devices.into_iter().zip(stage_ranges(&counts)?);
-        Ok(Self::Stages(stages.map(|(device, layers)| SplitStage { device, layers }).collect()))
+        let stage = |(device, layers)| SplitStage { device, layers, experts_on_cpu: false };
+        Ok(Self::Stages(stages.map(stage).collect()))
     }
 
-    /// Reads `auto`, or devices with their numbers of layers: `cl:0=12,cpu=4`.
+    /// Reads `auto`, or devices with their numbers of layers: `cl:0=12,cpu=4`. `,experts=cpu` may follow.
     ///
     /// # Errors
     ///
     /// `Usage` for anything else, and errors of [`Split::new`].
     pub fn parse(text: &str) -> Result<Self> {
+        if let Some(stages) = text.strip_suffix(CPU_EXPERTS) {
+            return Self::parse(stages)?.with_cpu_experts();
+        }
         if text == "auto" {
             return Ok(Self::Auto);
         }
@@ -83,6 +92,23 @@ impl Split {
         }
     }
 
+    /// Leaves the experts of layers on OpenCL devices to the CPU.
+    ///
+    /// # Errors
+    ///
+    /// `Usage` if the model has none, or if the devices are not named yet.
+    pub fn with_cpu_experts(self) -> Result<Self> {
+        let why = match self {
+            _ if !HAS_EXPERTS => "this model has no experts; leave it out",
+            Self::Auto => "not with auto; give each device its number of layers (cl:0=12,experts=cpu)",
+            Self::Stages(mut stages) => {
+                stages.iter_mut().for_each(|stage| stage.experts_on_cpu = stage.device != StageDevice::Cpu);
+                return Ok(Self::Stages(stages));
+            }
+        };
+        Err(Error::Usage(format!("`EngineOptions::split` experts=cpu: {why}")))
+    }
+
     /// The last `count` layers, and the output head, on an OpenCL device, and the others on the CPU.
     ///
     /// # Errors
@@ -93,12 +119,13 @@ impl Split {
     }
 }
 
-/// The stages as on the command line: `cl:0=12,cpu=4`.
+/// The split as on the command line: `cl:0=12,cpu=4`.
 impl fmt::Display for Split {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Split::Stages(stages) = self else { return f.write_str("auto") };
         let stage = |s: &SplitStage| format!("{}={}", s.device, s.layers.len());
-        f.write_str(&stages.iter().map(stage).collect::<Vec<_>>().join(","))
+        f.write_str(&stages.iter().map(stage).collect::<Vec<_>>().join(","))?;
+        if stages.iter().any(|stage| stage.experts_on_cpu) { f.write_str(CPU_EXPERTS) } else { Ok(()) }
     }
 }
 
@@ -118,6 +145,12 @@ mod tests {
         {
             let found = Split::parse(wrong);
             assert!(matches!(&found, Err(Error::Usage(why)) if !why.contains('\n')), "{wrong}: {found:?}");
+        }
+        let all = format!("cl={LAYERS},experts=cpu");
+        match Split::parse(&all) {
+            Ok(split) if HAS_EXPERTS => assert_eq!(split.to_string(), all),
+            Err(Error::Usage(why)) if !HAS_EXPERTS => assert!(why.ends_with("no experts; leave it out")),
+            found => panic!("{all}: {found:?}"),
         }
         assert_eq!(Split::with_gpu_layers(rest).unwrap().to_string(), format!("cpu={first},cl={rest}"));
     }

@@ -125,7 +125,9 @@ fn describe_cores() -> String {
 /// The layers of each device, if they are split, and whether they fit.
 fn describe_split(model: &ModelArgs) -> Option<String> {
     let device = &model.load.device;
-    device.split.as_ref().or(device.gpu_layers.as_ref())?;
+    if device.split.is_none() && device.gpu_layers.is_none() && !device.cpu_moe {
+        return None;
+    }
     let plan = match model.resolve_options().and_then(|options| Plan::new(&options)) {
         Ok(plan) => plan,
         Err(e) => return Some(e.to_string()),

@@ -201,6 +201,8 @@ fn spellings_of_llama_cpp_are_followed_or_named() {
         (&["-ngl", "x"][..], ["--gpu-layers x", "a number, all or auto"]),
         (&["-ngl", "2", "--backend", "hybrid"], ["--gpu-layers", "--backend hybrid"]),
         (&["--split", "cl:0=1"], ["--split", "layers"]),
+        (&["-cmoe"], ["--cpu-moe", "no experts"]),
+        (&["-ncmoe", "3"], ["-ncmoe", "--cpu-moe"]),
         (&["-ts", "3,1"], ["-ts", "--split"]),
         (&["-fa", "off"], ["-fa", "remove the flag"]),
         (&["-md", "small.gguf"], ["--draft-model small.gguf", "give another antigravity program"]),

@@ -104,6 +104,7 @@ fn gpu(device: Device, weights: &Arc<Weights>, matrices: Matrices) -> OpenClDevi
         sequences: 2,
         tokens_per_sequence: 1,
         attention: None,
+        experts: None,
         cache_place: rows,
         can_evict: true,
         kernels,

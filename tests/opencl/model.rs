@@ -5,7 +5,7 @@ use crate::faults::shim;
 use crate::support::command::binary;
 use crate::support::logits::collect_logits;
 use crate::support::random::ids;
-use antigravity::dims::VOCAB;
+use antigravity::dims::{HAS_EXPERTS, VOCAB};
 use antigravity::model::device::{KvRows, Logits, Run, lock_device};
 use antigravity::model::weights::WeightType;
 use antigravity::opencl::selftest::TOLERANCE;
@@ -307,7 +307,8 @@ fn a_lost_device_changes_no_text() {
     if exact().is_some() && shim().is_some() {
         // The first passes are those of the self-test.
         for fault in ["clEnqueueReadBuffer:2:-5", "clEnqueueReadBuffer:5:-5", "clEnqueueReadBuffer:17:-5"] {
-            let said = text_with(&["--gpu-attn"], &told("SHIM_FAULT", fault));
+            let flags: &[&str] = if HAS_EXPERTS { &["--cpu-moe"] } else { &["--gpu-attn"] };
+            let said = text_with(flags, &told("SHIM_FAULT", fault));
             assert_eq!(said.lines().count(), 1, "{said}");
             assert!(said.contains("CPU"), "{said}");
         }

@@ -56,6 +56,7 @@ fn gpu_options(kv_types: KvTypes, rows: Place) -> OpenClOptions {
         sequences,
         tokens_per_sequence: drafted,
         attention,
+        experts: None,
         cache_place: rows,
         can_evict: evicts,
         kernels,

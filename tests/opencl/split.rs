@@ -36,16 +36,15 @@ fn are_exact() -> bool {
     exact() == Some(true) && last()
 }
 
-fn split(stages: Vec<(StageDevice, usize)>, o: &EngineOptions) -> Engine {
-    let split = Some(Split::new(stages).unwrap());
+fn load_split(split: Split, o: &EngineOptions) -> Engine {
     // A fallback to other kernels or to the CPU would be a failure.
     let notice = Notice::new(|line| panic!("{line}"));
-    let o = EngineOptions { split, backend: BackendKind::OpenCl, gpu_attn: true, notice, ..o.clone() };
-    Engine::load(o).unwrap()
+    let (split, backend) = (Some(split), BackendKind::OpenCl);
+    Engine::load(EngineOptions { split, backend, gpu_attn: true, notice, ..o.clone() }).unwrap()
 }
 
-/// The CPU before and behind an OpenCL device, two OpenCL devices, and three stages.
-fn splits(cut: usize) -> Vec<Vec<(StageDevice, usize)>> {
+/// The CPU before and behind an OpenCL device, two OpenCL devices, and three stages; experts on the CPU, if there are any.
+fn splits(cut: usize) -> Vec<Split> {
     let (cpu, rest) = (StageDevice::Cpu, LAYERS - cut);
     let mut all = vec![
         vec![(gpu(), cut), (cpu.clone(), rest)],
@@ -55,7 +54,9 @@ fn splits(cut: usize) -> Vec<Vec<(StageDevice, usize)>> {
     if cut > 1 {
         all.push(vec![(cpu, 1), (last_gpu(), cut - 1), (gpu(), rest)]);
     }
-    all
+    let without_experts = [vec![(gpu(), LAYERS)], all[0].clone()].map(|stages| Split::new(stages).unwrap());
+    let without_experts = without_experts.into_iter().filter_map(|split| split.with_cpu_experts().ok());
+    all.into_iter().map(|stages| Split::new(stages).unwrap()).chain(without_experts).collect()
 }
 
 /// Logits behind a long prompt.
@@ -78,9 +79,9 @@ fn every_split_has_the_cpus_bits() {
     ] {
         let o = options(kv);
         let expected = logit_bits(&Engine::load(o.clone()).unwrap());
-        for stages in cuts.into_iter().flat_map(splits) {
-            let what = format!("{} cache, {stages:?}", kv.name());
-            assert!(logit_bits(&split(stages, &o)) == expected, "{what}");
+        for split in cuts.into_iter().flat_map(splits) {
+            let what = format!("{} cache, {split}", kv.name());
+            assert!(logit_bits(&load_split(split, &o)) == expected, "{what}");
         }
     }
 }
@@ -111,9 +112,9 @@ fn batches_drafts_and_evictions_have_the_cpus_texts() {
         EngineOptions { max_seq_len: 140, eviction: evicting(Policy::H2o), ..base },
     ] {
         let expected = texts(&Engine::load(o.clone()).unwrap());
-        for stages in splits(LAST_CUT.div_ceil(2)) {
-            let what = format!("{:?}, batch {}, draft {}, {stages:?}", o.eviction.policy, o.batch, o.draft);
-            assert_eq!(texts(&split(stages, &o)), expected, "{what}");
+        for split in splits(LAST_CUT.div_ceil(2)) {
+            let what = format!("{:?}, batch {}, draft {}, {split}", o.eviction.policy, o.batch, o.draft);
+            assert_eq!(texts(&load_split(split, &o)), expected, "{what}");
         }
     }
 }
@@ -124,18 +125,17 @@ fn a_stage_allocates_what_is_planned_for_it() {
     if exact().is_none() {
         return;
     }
-    for stages in [
-        vec![(gpu(), 1), (StageDevice::Cpu, LAYERS - 1)],
-        vec![(StageDevice::Cpu, LAST_CUT), (gpu(), LAYERS - LAST_CUT)],
-    ] {
+    let behind = vec![(StageDevice::Cpu, LAST_CUT), (gpu(), LAYERS - LAST_CUT)];
+    let has_one_device = |split: &Split| split.to_string().matches("cl:").count() == 1;
+    for split in splits(1).into_iter().filter(has_one_device).chain([Split::new(behind).unwrap()]) {
         for policy in [Policy::None, Policy::H2o] {
             let o = EngineOptions { eviction: evicting(policy), ..options(KvType::Q4) };
-            let engine = split(stages.clone(), &o);
+            let engine = load_split(split.clone(), &o);
             let plan = Plan::new(engine.options()).unwrap();
             let mut session = engine.session().unwrap();
             session.prefill(&ids(60), &CancelToken::default()).unwrap();
             let allocated = engine.device().unwrap().allocated_bytes();
-            assert_eq!(plan.device_bytes(), allocated, "{policy:?}: {:#?}", plan.plan_items());
+            assert_eq!(plan.device_bytes(), allocated, "{split} {policy:?}: {:#?}", plan.plan_items());
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Flags for the device and the CPU cores that run the model.
 
-use crate::dims::LAYERS;
+use crate::dims::{HAS_EXPERTS, LAYERS};
 use crate::run::options::{BackendKind, EngineOptions, FixedSchedule, Side};
-use crate::run::split::Split;
+use crate::run::split::{Split, StageDevice};
 use clap::builder::PossibleValue;
 use clap::{ArgAction, Args, ValueEnum};
 use files::{Error, Result};
@@ -42,12 +42,16 @@ pub struct DeviceArgs {
     /// OpenCL: device to use, by number or part of its name, as listed by doctor [default: the first GPU]
     #[arg(long, value_name = "DEVICE")]
     pub cl_device: Option<String>,
-    /// Devices that compute some layers each, in order: cl:0=12,cl:1=12,cpu=4, or auto (by memory and speed)
+    /// Devices that compute some layers each, in order: cl:0=12,cl:1=12,cpu=4, or auto (by memory and speed);
+    /// cl:0=28,experts=cpu leaves experts to the CPU
     #[arg(long, value_name = "STAGES", conflicts_with = "gpu_layers")]
     pub split: Option<String>,
     /// Layers on the GPU: the last N with the output head, or all; the others are on the CPU (auto: as many as fit)
     #[arg(long, aliases = ["ngl", "n-gpu-layers"], value_name = "N", allow_hyphen_values = true)]
     pub gpu_layers: Option<String>,
+    /// All layers on the GPU but for their experts, which stay on the CPU; with --split or --gpu-layers those on GPUs
+    #[arg(long, alias = "cmoe")]
+    pub cpu_moe: bool,
     /// OpenCL: also compute attention on the GPU
     #[arg(long, num_args = 0..=1, default_missing_value = "true", default_value_t = false, action = ArgAction::Set)]
     pub gpu_attn: bool,
@@ -103,10 +107,10 @@ impl DeviceArgs {
     /// Sets the devices of the layers.
     fn apply_layers(&self, options: &mut EngineOptions) -> Result<()> {
         let split = match (&self.split, self.gpu_layers.as_deref()) {
-            (None, None) => return Ok(()),
+            (None, None) if !self.cpu_moe => return Ok(()),
             (Some(text), _) => Some(Split::parse(text)?),
             (_, Some("auto")) => Some(Split::Auto),
-            (_, Some("all" | "-1")) => None,
+            (_, None | Some("all" | "-1")) => None,
             (_, Some(count)) => match count.parse() {
                 Ok(0) => {
                     options.backend = BackendKind::Cpu;
@@ -119,11 +123,23 @@ impl DeviceArgs {
                 }
             },
         };
+        let split = match split {
+            _ if self.cpu_moe && !HAS_EXPERTS => {
+                return Err(Error::Usage("--cpu-moe: this model has no experts; leave it out".into()));
+            }
+            Some(split) if self.cpu_moe => Some(split.with_cpu_experts()?),
+            None if self.cpu_moe => {
+                Some(Split::new([(StageDevice::OpenCl(None), LAYERS)])?.with_cpu_experts()?)
+            }
+            split => split,
+        };
         if matches!(self.backend, BackendKind::Hybrid | BackendKind::Auto)
             || self.zero_copy && split.is_some()
         {
             let other = if self.zero_copy { "--zero-copy" } else { "--backend hybrid or auto" };
-            return Err(Error::Usage(format!("--split and --gpu-layers cannot be combined with {other}")));
+            return Err(Error::Usage(format!(
+                "--split, --gpu-layers and --cpu-moe cannot be combined with {other}"
+            )));
         }
         (options.backend, options.gpu_attn, options.split) = (BackendKind::OpenCl, true, split);
         Ok(())

@@ -153,7 +153,7 @@ fn protected_tokens(m: &ArgMatches) -> Option<String> {
 
 /// True if several devices compute the layers, or a device was asked for by its number of them.
 fn is_split(m: &ArgMatches) -> bool {
-    ["split", "gpu-layers"].iter().any(|flag| is_given(m, flag))
+    ["split", "gpu-layers", "cpu-moe"].iter().any(|flag| is_given(m, flag))
 }
 
 fn backend_value(m: &ArgMatches) -> Option<BackendKind> {

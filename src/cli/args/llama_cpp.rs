@@ -40,6 +40,10 @@ const FLAGS: &[(&[&str], Meaning)] = &[
         &["-sm", "--split-mode", "-ts", "--tensor-split"],
         Unsupported("use --split, which gives each device a number of layers: cl:0=12,cl:1=12"),
     ),
+    (
+        &["-ncmoe", "--n-cpu-moe"],
+        Unsupported("use --cpu-moe, which leaves the experts of all layers to the CPU"),
+    ),
     (&["-sysf", "--system-prompt-file"], Unsupported("use --system \"$(cat FILE)\"")),
     (
         &["-mli", "--multiline-input"],
@@ -196,9 +200,9 @@ impl Translation<'_> {
         }
     }
 
-    /// Returns `--md` for `-md`: two or three letters after one dash that are an alias of ours. Clap would read `-m d`.
+    /// Returns `--md` for `-md`: two to four letters after one dash that are an alias of ours. Clap would read `-m d`.
     fn long_alias(&self, flag: &str) -> Option<String> {
-        let letters = flag.strip_prefix('-').filter(|rest| (2..=3).contains(&rest.len()))?;
+        let letters = flag.strip_prefix('-').filter(|rest| (2..=4).contains(&rest.len()))?;
         let long = format!("-{flag}");
         let is_alias = |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&letters));
         let arg = find_arg(self.command, &long).or_else(|| find_arg(self.chat?, &long));

@@ -8,8 +8,9 @@ use super::acts::{Activations, try_vec};
 use super::matmul::{self, GateUp, MatmulOutput, OutputColumns};
 use super::projections::ProjectionPart;
 use super::steps::{Scratch, add_to_residual, norm_row, put_blocks, put_floats, task_cols};
+use crate::device::ExpertsFn;
 use crate::dims::*;
-use crate::weights::{ActivationForms, MixtureOfExperts};
+use crate::weights::{ActivationForms, MixtureOfExperts, Weights};
 use files::Result;
 use files::blocks::BLOCK;
 use files::config::Router;
@@ -19,6 +20,7 @@ use numeric::quant::format::GROUP_ROWS;
 use numeric::simd::recurrent::apply_sigmoid;
 use numeric::simd::{Isa, ops};
 use std::ops::Range;
+use std::sync::Arc;
 
 const COUNT: usize = EXPERTS.count;
 const USED: usize = EXPERTS.used;
@@ -30,6 +32,25 @@ const SCORES_CHUNK: usize = if HAS_EXPERTS { SCORES } else { 1 };
 const USED_CHUNK: usize = if HAS_EXPERTS { USED } else { 1 };
 /// Term of the sum that divides sigmoids, as in transformers' `Lfm2MoeSparseMoeBlock`.
 const SIGMOID_EPS: f32 = 1e-6;
+
+/// Experts on the CPU for a device that leaves them to it, with threads and scratch of their own for passes of
+/// `max_tokens` tokens.
+pub fn experts_for_device(
+    weights: Arc<Weights>,
+    threads: usize,
+    isa: Isa,
+    max_tokens: usize,
+) -> Result<ExpertsFn> {
+    let (pool, mut s) = (Pool::new(threads), Scratch::new(isa, &weights, 0, max_tokens)?);
+    Ok(Box::new(move |layer, residual| {
+        let (n, layer) = (residual.len() / DIM, &weights.layers[layer]);
+        s.x[..residual.len()].copy_from_slice(residual);
+        s.norm_tokens(&layer.ffn_norm, &pool, isa, n);
+        s.gate_up(layer, &pool, isa, n);
+        s.project_down(layer, &pool, isa, n);
+        residual.copy_from_slice(&s.x[..residual.len()]);
+    }))
+}
 
 /// An expert chosen for a token.
 #[derive(Clone, Copy, Default)]

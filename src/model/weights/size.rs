@@ -5,12 +5,13 @@ use super::convert::{WINDOW, is_converted};
 use super::model_path::OpenModel;
 use super::mtp;
 use super::pack::tensor_storages;
-use super::spec::{HEAD, TensorRole, TensorSpec, model_tensors};
+use super::spec::{HEAD, LAYER_SCALAR, TensorRole, TensorSpec, model_tensors};
 use super::storage::Storage;
 use super::stored_tensor::StoredForm;
 use super::weight_type::WeightType;
-use crate::dims::LAYERS;
+use crate::dims::{HAS_PER_LAYER, HEAD_DIM, LAYERS, QK_NORM};
 use files::blocks::{BlockType, Dtype};
+use files::config::QkNorm;
 use files::packed_file;
 use files::source::Safetensors;
 use std::ops::Range;
@@ -32,7 +33,9 @@ pub struct WeightBytes {
     pub device: u64,
     /// Of these, the matrices and vectors of each layer.
     pub device_layers: [u64; LAYERS],
-    /// Of these, the output head.
+    /// Of those, the feed-forwards with experts, which may stay on the CPU.
+    pub device_experts: [u64; LAYERS],
+    /// Of all, the output head.
     pub device_head: u64,
     /// Largest part of a checkpoint that is in memory at once while it is converted.
     pub conversion_window: u64,
@@ -48,6 +51,7 @@ impl Default for WeightBytes {
             unchosen: 0,
             device: 0,
             device_layers: [0; LAYERS],
+            device_experts: [0; LAYERS],
             device_head: 0,
             conversion_window: 0,
         }
@@ -86,11 +90,21 @@ impl WeightBytes {
         self.device = add(self.device, bytes);
         let layer =
             spec.name.strip_prefix("model.layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
-        match layer.and_then(|layer: usize| self.device_layers.get_mut(layer)) {
-            Some(of_layer) => *of_layer = add(*of_layer, bytes),
+        match layer.filter(|layer: &usize| *layer < LAYERS) {
+            Some(layer) => {
+                self.device_layers[layer] = add(self.device_layers[layer], bytes);
+                if spec.is_of_experts(layer) {
+                    self.device_experts[layer] = add(self.device_experts[layer], bytes);
+                }
+            }
             None if spec.name == HEAD => self.device_head = bytes,
             None => {}
         }
+    }
+
+    /// Bytes of the feed-forwards with experts of some layers.
+    pub fn expert_bytes(&self, layers: &Range<usize>) -> u64 {
+        self.device_experts[layers.clone()].iter().fold(0, |sum, &n| add(sum, n))
     }
 
     /// Bytes on a device that computes only some layers: theirs, and what all stages need besides; the output head on the
@@ -182,8 +196,18 @@ fn device_bytes(spec: &TensorSpec, form: Storage) -> u64 {
         }
         (TensorRole::Matrix, _) => stored_bytes(spec, form),
         (TensorRole::Vector, _) if spec.name.ends_with("_proj.bias") => mul(padded(spec.cols), 4),
+        // Behind each norm of a layer's outputs.
+        (TensorRole::Vector, _) if spec.name.ends_with(LAYER_SCALAR) => 4 * (2 + u64::from(HAS_PER_LAYER)),
+        // Padded to the heads of the cache.
+        (TensorRole::Vector, _) if QK_NORM == QkNorm::PerHead && is_head_norm(&spec.name) => {
+            4 * HEAD_DIM as u64
+        }
         (TensorRole::Vector, _) => dense_bytes(spec, 4),
     }
+}
+
+fn is_head_norm(name: &str) -> bool {
+    ["self_attn.q_norm.weight", "self_attn.k_norm.weight"].iter().any(|norm| name.ends_with(norm))
 }
 
 /// Bytes of a tensor in this storage.

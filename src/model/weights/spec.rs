@@ -80,6 +80,13 @@ impl TensorSpec {
         self.name.contains(EXPERTS_OF_LAYER)
     }
 
+    /// True for any tensor of a feed-forward with experts, except its first and its last norm.
+    pub fn is_of_experts(&self, layer: usize) -> bool {
+        let norms = [EXPERTS_NORM, SHARED_POST_NORM, EXPERTS_POST_NORM];
+        has_experts(layer)
+            && (self.name.contains(".mlp.") || norms.iter().any(|norm| self.name.contains(norm)))
+    }
+
     /// The share of its bytes, or elements, that a token reads: of experts, those that are chosen.
     pub fn share_of_token(&self, all: u64) -> u64 {
         if self.is_expert() { all / EXPERTS.count as u64 * EXPERTS.used as u64 } else { all }

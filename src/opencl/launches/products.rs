@@ -61,13 +61,15 @@ impl Binder<'_> {
         };
         let input = match step {
             Step::Qkv | Step::LocalQkv | Step::Mix => normed(l.attn_norm.as_ref()),
-            Step::GateUp | Step::WideGateUp | Step::Router => normed(l.ffn_norm_of(step)),
+            step if step.is_gate_up() => normed(l.ffn_norm_of(step)),
+            Step::Router => normed(l.ffn_norm_of(step)),
             Step::PerLayerGate => normed(None),
             Step::MixOut => (MatmulInput::Mixed, [&s.mixed, &s.none]),
             Step::Out => (MatmulInput::Att, [&s.att, &s.none]),
             Step::LocalOut => (MatmulInput::LocalAtt, [&s.att, &s.none]),
             Step::PerLayerOut => (MatmulInput::PerLayer, [&s.layer_gate, &s.none]),
             Step::WideDown => (MatmulInput::WideFfn, [&s.gate_up, or_none(&l.up_bias)]),
+            Step::SharedDown => (MatmulInput::SharedFfn, [&s.gate_up, &s.none]),
             _ => (MatmulInput::Ffn, [&s.gate_up, or_none(&l.up_bias)]),
         };
         let input = self.bind_inputs(KernelName::Activations(input.0, reads), input.1)?;
@@ -79,7 +81,8 @@ impl Binder<'_> {
             Step::Router => self.bind_gemm(step, w, [&s.scores, &s.none])?,
             Step::MixOut => self.bind_gemm(step, w, [&s.post, &s.none])?,
             Step::Out | Step::LocalOut => self.bind_gemm(step, w, [&s.post, or_none(&l.o_bias)])?,
-            Step::GateUp | Step::WideGateUp => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
+            Step::SharedDown => self.bind_gemm(step, w, [&s.shared_out, &s.none])?,
+            step if step.is_gate_up() => self.bind_gemm(step, w, [&s.gate_up, &s.none])?,
             _ => self.bind_gemm(step, w, [&s.post, or_none(&l.down_bias)])?,
         };
         Ok((input, products))

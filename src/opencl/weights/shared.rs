@@ -2,7 +2,8 @@
 
 use super::upload::Upload;
 use super::{
-    Chunk, Matrices, StepWeights, Uploader, upload_floats, upload_layer, upload_per_layer, upload_step,
+    Chunk, DeviceLayers, Matrices, StepWeights, Uploader, upload_floats, upload_layer, upload_per_layer,
+    upload_step,
 };
 use crate::dims::*;
 use crate::model::weights::{Attention, FeedForward, Ffn, Matrix, Mixer, Weights};
@@ -25,7 +26,7 @@ impl Matrices {
     ///
     /// See [`Matrices::copy`].
     pub fn share(device: &Device, weights: &mut Weights) -> files::Result<Self> {
-        let mut to = Uploader::new(device, weights, (&(0..LAYERS), Place::HostVisible))?;
+        let mut to = Uploader::new(device, weights, (&DeviceLayers::ALL, Place::HostVisible))?;
         let to = &mut to;
         let layers = ByLayer::try_new::<Failure>(0..LAYERS, |i| {
             let l = &mut weights.layers[i];

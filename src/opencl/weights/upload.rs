@@ -28,6 +28,22 @@ pub struct Upload<'a> {
 ///
 /// A build failure for other mixtures.
 pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
+    let ffn = match &l.ffn {
+        Ffn::Usual(w) => of_feed_forward(w)?.to_vec(),
+        Ffn::Wide(w) => of_feed_forward(w)?.to_vec(),
+        Ffn::Experts(w) => of_experts(w)?,
+        Ffn::None => Vec::new(),
+    };
+    let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
+    Ok(of_mixers(l)?.into_iter().chain(ffn).chain(per_layer).collect())
+}
+
+/// The first of [`of_layer`]: before and after each mixer.
+///
+/// # Errors
+///
+/// See [`of_layer`].
+pub fn of_mixers(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
     let mixer = match &l.mixer {
         Mixer::Attention(a) => Some(of_attention(a)),
         Mixer::LocalAttention(a) => Some(of_attention(a)),
@@ -48,15 +64,7 @@ pub fn of_layer(l: &Layer) -> Result<Vec<Vec<Upload<'_>>>> {
         };
         return Err(mixed_storage_error(names, &inputs));
     }
-    let ffn = match &l.ffn {
-        Ffn::Usual(w) => of_feed_forward(w)?.to_vec(),
-        Ffn::Wide(w) => of_feed_forward(w)?.to_vec(),
-        Ffn::Experts(w) => of_experts(w)?,
-        Ffn::None => Vec::new(),
-    };
-    let per_layer = l.per_layer.iter().flat_map(|w| [vec![Upload::of(&w.gate)], vec![Upload::of(&w.out)]]);
-    let mixers = mixers.into_iter().flat_map(|(inputs, out)| [inputs, vec![out]]);
-    Ok(mixers.chain(ffn).chain(per_layer).collect())
+    Ok(mixers.into_iter().flat_map(|(inputs, out)| [inputs, vec![out]]).collect())
 }
 
 fn of_experts(w: &MixtureOfExperts) -> Result<Vec<Vec<Upload<'_>>>> {

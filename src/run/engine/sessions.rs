@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::model::device::{SharedDevice, lock_device};
 use crate::model::weights::Weights;
-use crate::opencl::{self, Matrices};
+use crate::opencl::{self, DeviceLayers, Matrices};
 use crate::run::draft_model::mtp::MtpDrafter;
 use crate::run::options::{BackendKind, EngineOptions, Side};
 use crate::run::placement::{
@@ -395,7 +395,8 @@ pub(super) fn upload_stages(o: &EngineOptions, weights: &Arc<Weights>) -> Result
         let StageDevice::OpenCl(select) = &stage.device else { return Ok((layers, None)) };
         let device = open_device(o, select.as_ref().or(o.cl_device.as_ref()))?;
         let place = opencl::preferred_place(&device);
-        let matrices = Matrices::copy_layers(&device, weights, (layers.clone(), place))?;
+        let part = DeviceLayers { layers: layers.clone(), leaves_experts: stage.experts_on_cpu };
+        let matrices = Matrices::copy_layers(&device, weights, (&part, place))?;
         Ok((layers, Some(Arc::new(opencl::Model::new(device, Arc::clone(weights), matrices)))))
     };
     o.split_stages().iter().map(stage).collect()

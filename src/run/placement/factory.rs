@@ -84,6 +84,10 @@ impl DeviceFactory {
     ) -> Result<Option<OpenClDevice>> {
         let on_cpu = || cpu::attention::attention_for_device(o.threads, self.isa, o.max_seq_len);
         let attention = (!o.gpu_attn).then(on_cpu).transpose()?;
+        let experts = || {
+            let weights = Arc::clone(&self.weights);
+            cpu::experts::experts_for_device(weights, o.threads, self.isa, max_pass_tokens(o))
+        };
         let options = OpenClOptions {
             kv_types: o.kv_types,
             slots: o.max_seq_len,
@@ -91,6 +95,7 @@ impl DeviceFactory {
             sequences: o.sequence_count(),
             tokens_per_sequence: 1 + o.draft,
             attention,
+            experts: model.leaves_experts().then(experts).transpose()?,
             cache_place: if o.zero_copy && model.device().info().unified_memory {
                 Place::HostVisible
             } else {
@@ -159,9 +164,10 @@ fn made_key(model: &opencl::Model, o: &EngineOptions) -> String {
     let (sequences, evicts) = (o.sequence_count(), has_eviction(o));
     let key = opencl::tune::variants_key(model);
     format!(
-        "made {key} kv {} on the device {} evicts {evicts} {sequences} x {}",
+        "made {key} kv {} on the device {} experts left {} evicts {evicts} {sequences} x {}",
         o.kv_types,
         o.gpu_attn,
+        model.leaves_experts(),
         1 + o.draft
     )
 }

@@ -36,8 +36,14 @@ impl Plan {
         }
         let of_cpu = stages.iter().filter(|stage| stage.device == StageDevice::Cpu);
         let share = of_cpu.fold(0, |sum, stage| add(sum, self.weights.stage_bytes(&stage.layers)));
+        let share = stages.iter().fold(share, |sum, stage| add(sum, self.left_experts(stage)));
         let all = u128::from(self.weights.device.max(1));
         u64::try_from(u128::from(mapped) * u128::from(share) / all).unwrap_or(mapped).min(mapped)
+    }
+
+    /// Bytes of a stage's experts that it leaves to the CPU.
+    fn left_experts(&self, stage: &SplitStage) -> u64 {
+        if stage.experts_on_cpu { self.weights.expert_bytes(&stage.layers) } else { 0 }
     }
 
     /// The lines of all stages; none without a split.
@@ -64,7 +70,8 @@ impl Plan {
             StageDevice::Cpu => (MemoryKind::Own, 0, cpu_scratch_bytes(slots, chunk)),
             StageDevice::OpenCl(_) => {
                 let calibration = opencl::calibration_bytes(o.kv_types) as u64;
-                let weights = add(self.weights.stage_bytes(&stage.layers), calibration);
+                let weights =
+                    add(self.weights.stage_bytes(&stage.layers) - self.left_experts(stage), calibration);
                 let scratch = device_scratch_bytes(attended, chunk, o.sequence_count());
                 (MemoryKind::Device, weights, scratch)
             }
@@ -78,7 +85,16 @@ impl Plan {
             ("attention mass", mass_bytes(o, stage.layers.clone(), (slots, chunk))),
         ];
         let item = |(purpose, bytes)| PlanItem { purpose: format!("{name}: {purpose}"), bytes, kind };
-        lines.map(item).into()
+        let mut items: Vec<_> = lines.map(item).into();
+        if stage.experts_on_cpu {
+            let bytes = add(cpu_scratch_bytes(0, chunk), self.thread_bytes());
+            items.push(PlanItem {
+                purpose: format!("{name}: experts on the CPU"),
+                bytes,
+                kind: MemoryKind::Own,
+            });
+        }
+        items
     }
 
     /// The OpenCL devices with memory of their own, and the bytes that their stages need.
@@ -88,7 +104,8 @@ impl Plan {
             let Some(facts) = facts_of(&self.options, stage).filter(|facts| !facts.unified_memory) else {
                 continue;
             };
-            let bytes = sum(&self.stage_items(stage, self.options.max_seq_len));
+            let items = self.stage_items(stage, self.options.max_seq_len);
+            let bytes = sum(items.iter().filter(|item| item.kind == MemoryKind::Device));
             match needs.iter_mut().find(|(known, _)| std::ptr::eq(*known, facts)) {
                 Some((_, need)) => *need = add(*need, bytes),
                 None => needs.push((facts, bytes)),

@@ -120,14 +120,16 @@ impl Reference {
     }
 
     /// The flag that gives the first layer to one device and the others to another; of a model that ends with a layer
-    /// without a mixer, that one. `None` for a model that has one layer, or experts.
+    /// without a mixer, that one; with experts all layers to the first, without those. `None` if there is nothing to split.
     pub fn split_flag(&self, devices: [&str; 2]) -> Option<String> {
         let text = fs::read_to_string(self.dir.join("config.json")).unwrap_or_default();
         let kinds = ModelConfig::parse(&text).map_or(Vec::new(), |config| config.layer_kinds);
         let ([first, others], layers) = (devices, kinds.len());
+        if self.has_experts() {
+            return (first != "cpu").then(|| format!("--split={first}={layers},experts=cpu"));
+        }
         let cut = if kinds.ends_with(&[LayerKind::FeedForward]) { layers - 1 } else { 1 };
-        (layers > 1 && !self.has_experts())
-            .then(|| format!("--split={first}={cut},{others}={}", layers - cut))
+        (layers > 1).then(|| format!("--split={first}={cut},{others}={}", layers - cut))
     }
 
     pub fn load(dir: &Path) -> Result<Reference> {

@@ -95,6 +95,16 @@ impl StagingBuffer {
         m.shared.check(code, "clEnqueueWriteBuffer", format_args!("{} staged bytes", sent.len()))
     }
 
+    /// Waits for queued work, reads the first `len` bytes, and queues writing them as `change` leaves them.
+    pub fn update_bytes(&mut self, len: usize, change: impl FnOnce(&mut [u8])) -> Result<()> {
+        self.wait_for_write()?;
+        match &mut self.host {
+            StagingCopy::Pageable(bytes) => self.buffer.read(0, &mut bytes[..len])?,
+            StagingCopy::Locked(landing) => _ = landing.fetch_range(&self.buffer, 0..len)?,
+        }
+        self.write(len, change)
+    }
+
     fn wait_for_write(&mut self) -> Result<()> {
         let Some(event) = self.pending_write else { return Ok(()) };
         let shared = &self.buffer.memory.shared;
