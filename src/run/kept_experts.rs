@@ -3,7 +3,7 @@
 
 use super::options::{BackendKind, EngineOptions, Notice};
 use super::plan::format_mib;
-use super::split::StageDevice;
+use super::split::{SplitStage, StageDevice};
 use super::state_file::StateFile;
 use crate::dims::{EXPERT_LAYERS, EXPERTS, HAS_EXPERTS};
 use crate::model::weights::{WeightType, Weights};
@@ -76,10 +76,11 @@ pub fn planned_bytes(o: &EngineOptions, fingerprint: &str) -> u64 {
     file.and_then(|file| file.read().ok()).map_or(0, |_| o.keep_experts)
 }
 
-/// True if the CPU computes a layer, at least at times.
+/// True if the CPU computes the experts of a layer, at least at times.
 fn is_on_cpu(o: &EngineOptions, layer: usize) -> bool {
     let stage = o.split_stages().iter().find(|stage| stage.layers.contains(&layer));
-    stage.map_or(o.backend != BackendKind::OpenCl, |stage| stage.device == StageDevice::Cpu)
+    let has_experts = |stage: &SplitStage| stage.experts_on_cpu || stage.device == StageDevice::Cpu;
+    stage.map_or(o.backend != BackendKind::OpenCl, has_experts)
 }
 
 impl ExpertKeeper {
