@@ -27,8 +27,9 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 /// Fewest tokens of a micro-batch. A product with 4-bit weights multiplies 3.6 times for each byte of them and token, and
 /// an H200 200 times in the time of reading a byte: with fewer than 60 tokens, halves of a pass take more than half of
 /// its time. So one token of each of 8 sequences is no pipeline: of Llama 3.2 1B, an H200 computes one of 4 in 1.01 ms
-/// and of 8 in 1.08; two of them, with half of the layers each, would take 3 x 1.01 / 2 for two halves.
-const MICRO_BATCH: usize = 64;
+/// and of 8 in 1.08; two of them, with half of the layers each, would take 3 x 1.01 / 2 for two halves. An expert gets only
+/// its share of the tokens, so it needs more.
+const MICRO_BATCH: usize = if HAS_EXPERTS { 64 * EXPERTS.count / EXPERTS.used } else { 64 };
 /// Maximum number of micro-batches of a pass for each stage: of two stages, both compute in 7 of 9 steps.
 const STAGE_MICRO_BATCHES: usize = 4;
 
