@@ -178,6 +178,7 @@ fn lockable_bytes<'a>(planes: impl IntoIterator<Item = &'a MappedSlice>) -> u64 
 
 /// Locks all pages or, if the system refuses some, none.
 fn lock_all(planes: &[&MappedSlice]) -> std::result::Result<(), String> {
+    planes.iter().take(1).for_each(|plane| plane.drop_file_cache());
     planes.iter().try_for_each(|plane| plane.lock_pages()).map_err(|e| {
         planes.iter().for_each(|plane| plane.unlock_pages());
         let limit = getrlimit(Resource::Memlock).current.map_or("unlimited".into(), format_mib);
