@@ -175,7 +175,7 @@ fn sum(device: &Device, x: &[Vec<f32>], choices: &[(u32, f32)], outputs: &[Vec<f
     let (s, table, out) =
         (floats(device, &state([0, 0], x)), floats(device, &table), floats(device, &outputs.concat()));
     let options = SMALL.options(64, &options(3, used, ""));
-    let args = [&s, &out, &table, &out, &out, &out];
+    let args = [&s, &out, &table, &out, &out, &out, &out];
     let k = kernel(device, ("add_experts", EXPERTS), &options, &args);
     device.launch(&k, &[dim.next_multiple_of(64), x.len()], &[64, 1]).unwrap();
     let found = read(&s);
