@@ -332,9 +332,10 @@ impl KvRows {
         rows
     }
 
-    /// All numbers of these rows that could be NaN or infinite.
-    pub fn iter_floats(&self, types: KvTypes) -> impl Iterator<Item = f32> {
-        types.k.stored_floats(&self.k, HEAD_DIM).chain(types.v.stored_floats(&self.v, HEAD_DIM))
+    /// Finds the first NaN or infinity in these rows.
+    pub fn find_not_finite(&self, types: KvTypes) -> Option<f32> {
+        let found = types.k.find_not_finite(&self.k, HEAD_DIM);
+        found.or_else(|| types.v.find_not_finite(&self.v, HEAD_DIM))
     }
 
     /// Resizes to rows of `slots` slots; their content is unspecified.

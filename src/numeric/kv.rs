@@ -78,13 +78,24 @@ impl KvType {
         head_dim / block * self.block_bytes(block)
     }
 
-    /// Lists the floats stored in rows of `head_dim` elements, which can be NaN or infinite: elements, or block scales.
-    pub fn stored_floats(self, rows: &[u8], head_dim: usize) -> impl Iterator<Item = f32> {
-        let step = self.block_bytes(if self.is_in_blocks() { Self::block_len(head_dim) } else { 1 });
-        rows.chunks_exact(step).map(move |bytes| match (self, bytes) {
-            (KvType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
-            _ => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-        })
+    /// Finds the first NaN or infinity stored in rows of `head_dim` elements: in elements, or in block scales.
+    pub fn find_not_finite(self, rows: &[u8], head_dim: usize) -> Option<f32> {
+        let bits_of = |bytes: &[u8]| u16::from_le_bytes([bytes[0], bytes[1]]);
+        let is_found = |bits: &u16| bits & 0x7C00 == 0x7C00;
+        let found = match self {
+            KvType::F32 => {
+                let mut floats = rows.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+                return floats.find(|x| !x.is_finite());
+            }
+            KvType::F16 => {
+                // Without an early exit within a part, so that it vectorises.
+                let mut parts = rows.chunks(64 * 2).map(|part| part.chunks_exact(2).map(bits_of));
+                let part = parts.find(|part| part.clone().fold(false, |found, bits| found | is_found(&bits)));
+                part?.find(is_found)
+            }
+            _ => rows.chunks_exact(self.block_bytes(Self::block_len(head_dim))).map(bits_of).find(is_found),
+        };
+        found.map(|bits| f16::from_bits(bits).to_f32())
     }
 
     /// Returns true if rows of this type are rotated by a Walsh-Hadamard transform before they are stored.
@@ -201,5 +212,33 @@ fn two_rounds(half: usize, four: &mut [f32]) {
     for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
         let (s, t, u, v) = (*a + *b, *a - *b, *c + *d, *c - *d);
         (*a, *b, *c, *d) = (s + u, t + v, s - u, t - v);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_nan_or_infinity_is_found_in_rows_of_every_type() {
+        const DIM: usize = 64;
+        for kind in KvType::ALL {
+            let row = kind.row_bytes(DIM);
+            let mut rows = vec![0; 5 * row];
+            assert_eq!(kind.find_not_finite(&rows, DIM), None, "{}", kind.name());
+            for (at, f16_bits, f32_bits) in [(4, 0x7E00, f32::NAN), (2, 0xFC00, f32::NEG_INFINITY)] {
+                match kind {
+                    KvType::F32 => rows[at * row..][..4].copy_from_slice(&f32_bits.to_le_bytes()),
+                    _ => rows[at * row..][..2].copy_from_slice(&u16::to_le_bytes(f16_bits)),
+                }
+                let found = kind.find_not_finite(&rows, DIM).map(f32::to_bits);
+                assert_eq!(
+                    found.map(|bits| bits >> 22),
+                    Some(f32_bits.to_bits() >> 22),
+                    "{}, row {at}",
+                    kind.name()
+                );
+            }
+        }
     }
 }

@@ -206,7 +206,7 @@ pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Resu
         let mut bytes = vec![0; size_of_val(&mass[..])];
         let mut read = |bytes: &mut [u8]| input.read_bytes(bytes).map_err(|_| damaged_file(file));
         [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
-        if !rows.iter_floats(types).all(f32::is_finite) {
+        if rows.find_not_finite(types).is_some() {
             let why = "holds NaN or infinity, so its cache overflowed or the file was altered";
             return Err(unusable_file(file, &format!("layer {layer} {why}")));
         }

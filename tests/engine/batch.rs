@@ -65,7 +65,7 @@ fn alone(engine: &Engine, index: usize, item: &BatchItem) -> BatchAnswer {
         logprobs.extend(stream.logprobs().cloned());
     }
     let (tokens, stop) = (stream.timing().tokens, stream.stop_reason().unwrap());
-    BatchAnswer { index, text, tokens, logprobs, stop }
+    BatchAnswer { index, text, tokens, logprobs, stop, ..BatchAnswer::default() }
 }
 
 fn together(engine: &Engine, items: &[BatchItem]) -> Vec<BatchAnswer> {

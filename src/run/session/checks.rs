@@ -51,7 +51,7 @@ impl Session {
         let mut rows = KvRows::default();
         for layer in attention_layers().filter(|_| types != KvTypes::same(KvType::F32)) {
             self.read_rows(layer, &mut rows)?;
-            if let Some(first) = rows.iter_floats(types).find(|x| !x.is_finite()) {
+            if let Some(first) = rows.find_not_finite(types) {
                 return Ok(first.is_infinite().then_some(layer));
             }
         }
