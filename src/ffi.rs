@@ -6,8 +6,8 @@
 //! program.
 
 mod border;
-mod engine;
+pub mod engine;
 mod handles;
 mod options;
-mod session;
+pub mod session;
 mod status;
