@@ -6,9 +6,9 @@
 //! program.
 
 mod border;
-mod engine;
+pub mod engine;
 mod handles;
 mod jni;
 mod options;
-mod session;
+pub mod session;
 mod status;

@@ -77,8 +77,9 @@
 mod cli;
 pub mod commands;
 #[cfg(feature = "ffi")]
-#[allow(unsafe_code, clippy::too_many_arguments)]
-mod ffi;
+#[doc(hidden)]
+#[allow(unsafe_code, clippy::too_many_arguments, clippy::missing_safety_doc)]
+pub mod ffi;
 pub mod opencl;
 pub mod run;
 #[cfg(feature = "serve")]

@@ -6,7 +6,7 @@ use clap::Args;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const TARGETS: [&str; 5] = ["gguf", "safetensors", "packed", "session", "template"];
+const TARGETS: [&str; 6] = ["c_api", "gguf", "safetensors", "packed", "session", "template"];
 /// Maximum bytes of an input: longer ones make mutations slow and find no more.
 const MAX_LEN: usize = 200_000;
 
@@ -57,6 +57,11 @@ fn write_seeds(target: &str, dir: &Path) -> Result<()> {
         }),
         "safetensors" => for_each(&["tests/fixtures", "models"], "safetensors", |file, bytes| {
             write_seed(dir, file, &[b"\x02", head(bytes, 4096)])
+        }),
+        // Every call, with texts that it understands.
+        "c_api" => (0..18).try_for_each(|call| {
+            let bytes: Vec<u8> = [8, 2, 2, 1].into_iter().chain([call, 2, 3].repeat(40)).collect();
+            write_seed(dir, Path::new(&format!("call{call}")), &[&bytes])
         }),
         "template" => for_each(&["tests/fixtures"], "jinja", |file, bytes| write_seed(dir, file, &[bytes])),
         "packed" => {

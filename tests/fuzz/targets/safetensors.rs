@@ -1,7 +1,7 @@
 //! A safetensors file: its header, then all tensors.
 #![no_main]
 
-use files::source::Source;
+use files::source::Safetensors;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -15,13 +15,13 @@ fuzz_target!(|data: &[u8]| {
         }
         Some((_, file)) => antigravity_fuzz::file("model.safetensors", file),
     };
-    let Ok(source) = Source::open(&path) else { return };
-    source.fingerprint();
+    let Ok(source) = Safetensors::open(&path) else { return };
+    source.hash_files();
     for tensor in source.tensors() {
         assert_eq!(tensor.shape.iter().product::<usize>() * tensor.dtype.size(), tensor.data.bytes().len());
         if tensor.data.bytes().len() < 1 << 16 {
             tensor.dtype.to_f32(tensor.data.bytes());
         }
     }
-    source.unreadable().for_each(|tensor| assert!(source.require(&tensor.name).is_err()));
+    source.unsupported_tensors().for_each(|tensor| assert!(source.get_required(&tensor.name).is_err()));
 });

@@ -26,7 +26,7 @@ fn content(data: &[u8]) -> Vec<u8> {
 fuzz_target!(|data: &[u8]| {
     let path = antigravity_fuzz::file("session", &content(data));
     let mut session = ENGINE.session().expect("a session");
-    match saved::load(&path, &mut session, &ENGINE) {
+    match saved::load_session(&path, &mut session, &ENGINE) {
         // What was restored can go on.
         Ok(Some(_)) if !session.is_full() => drop(session.decode(1)),
         Ok(_) => {}

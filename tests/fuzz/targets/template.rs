@@ -1,10 +1,10 @@
 //! A chat template, with the tokens of the bundled model and a conversation.
 #![no_main]
 
-use text::chat::{Context, Ending, Jinja, Message, Moment, Role};
-use text::tokenizer::Tokenizer;
 use libfuzzer_sys::{Corpus, fuzz_target};
 use std::sync::LazyLock;
+use text::chat::{Jinja, Message, PromptEnding, RenderContext, Role, UtcTime};
+use text::tokenizer::Tokenizer;
 
 static TOKENIZER: LazyLock<Tokenizer> = LazyLock::new(|| {
     Tokenizer::open(antigravity::dims::MODEL_DIR.as_ref(), antigravity::dims::VOCAB).expect("the bundled model's tokenizer loads")
@@ -21,9 +21,10 @@ fuzz_target!(|source: &str| -> Corpus {
         Message::new(Role::Assistant, "größer"),
         Message::new(Role::User, ""),
     ];
-    for ending in [Ending::Prompt, Ending::Message] {
-        let context = Context { bos: TOKENIZER.bos_token(), now: Moment::from_unix(0), ending, variables: None };
-        let _ = template.render(&messages, &context);
+    for ending in [PromptEnding::Prompt, PromptEnding::Message] {
+        let (bos, now) = (TOKENIZER.bos_token(), UtcTime::from_unix(0));
+        let context = RenderContext { bos, now, ending, variables: None };
+        let _ = template.render_messages(&messages, &context);
     }
     Corpus::Keep
 });
