@@ -105,6 +105,13 @@ impl<'a> Generation<'a> {
         }
     }
 
+    /// Counts progress from the first token on, those that the session holds too, and computes the last one as a prompt.
+    #[cfg(feature = "serve")]
+    pub fn with_whole_progress(self) -> Self {
+        let prompt = self.tokens.len();
+        Self { uncounted: 0, prompt, ..self }
+    }
+
     /// Reason for its end, once it has ended.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.stop_reason

@@ -315,7 +315,8 @@ impl<'a> Slots<'a> {
             last_token: None,
         };
         lock_mutex(&self.scheduler.stats).record_begin(&running.ending, slot);
-        self.batch.push(Generation::new(slot, session, decoder, prompt.to_vec()));
+        let generation = Generation::new(slot, session, decoder, prompt.to_vec());
+        self.batch.push(generation.with_whole_progress());
         self.running[slot] = Some(running);
         Ok(())
     }
