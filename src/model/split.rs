@@ -6,8 +6,9 @@
 //! A pass of many tokens goes through the stages as a pipeline: it is cut into micro-batches, which each stage computes in
 //! order, while the stage behind computes those before. Two stages of equal speed then take `(m + 1) / 2m` of the time for
 //! `m` micro-batches: 0.56 for 8, which is 1.78 times as fast as one such device with all layers, if a micro-batch takes
-//! its share of the pass's time. So prompts gain, one long or several together. Generated tokens do not: a token needs the
-//! one before it, and a pass of a token of each sequence takes about as long with half of them. Not measured on two GPUs.
+//! its share of the pass's time. Two H200 were 0.8 to 1.0 times as fast as one (`xtask/MEASUREMENTS.md`), and 0.7 without
+//! the pipeline. Generated tokens gain nothing: a token needs the one before it, and a pass of a token of each sequence
+//! takes about as long with half of them.
 //!
 //! Matrices are not divided by rows (tensor parallelism). Through OpenCL, a residual goes from one GPU to another through
 //! page-locked memory in 24 us, measured on two H200. A stage costs that once for each token; rows would cost it after
