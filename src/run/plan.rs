@@ -260,6 +260,19 @@ impl Plan {
         self.options.zero_copy && self.device == Some(DeviceMemory::Unified)
     }
 
+    /// The CPU's lines where it and a device compute by turns.
+    fn cpu_items_beside_device(&self, slots: usize) -> [PlanItem; 4] {
+        let (o, chunk, kind) = (&self.options, self.max_pass_tokens(slots), MemoryKind::Own);
+        let rows = if self.is_shared() { 0 } else { self.kv_row_bytes(slots).into_iter().fold(0, add) };
+        let lines = [
+            ("attention mass", mass_bytes(o, 0..LAYERS, (slots, chunk))),
+            ("KV cache", rows),
+            ("recurrent states", placement::state_bytes(&(0..LAYERS), o.sequence_count())),
+            (&format!("scratch for {chunk} tokens"), cpu_scratch_bytes(slots, chunk)),
+        ];
+        lines.map(|(what, bytes)| PlanItem { purpose: format!("{what}, the CPU's"), bytes, kind })
+    }
+
     fn items_for(&self, slots: usize) -> Vec<PlanItem> {
         let o = &self.options;
         let put = |what: &str, bytes: u64, kind: MemoryKind| PlanItem { purpose: what.into(), bytes, kind };
@@ -282,7 +295,6 @@ impl Plan {
         let whole = |bytes: u64| if o.split_stages().is_empty() { bytes } else { 0 };
         let encoding = mul(slots as u64, ENCODING_PER_SLOT).min(ENCODING);
         let calibration = self.calibration_bytes();
-        let states = placement::state_bytes(&(0..LAYERS), batch);
         let mut items = vec![
             put("weights", copied(self.weights.own), MemoryKind::Own),
             put("weights", copied(self.host_share()), MemoryKind::Mapped),
@@ -293,7 +305,7 @@ impl Plan {
             put("calibration", calibration, MemoryKind::Own),
             put(&cache_name(o, batch, slots), whole(of_all), of_attention),
             put(&window_cache_name(o, ring.rows_per_head(slots)), whole(of_local), of_attention),
-            put("recurrent states", whole(states), there),
+            put("recurrent states", whole(placement::state_bytes(&(0..LAYERS), batch)), there),
             put("checkpoints of recurrent states", placement::checkpoint_bytes(batch), MemoryKind::Own),
             put("prefix cache", o.prefix_cache, MemoryKind::Own),
             put(&format!("scratch for {chunk} tokens"), whole(scratch), there),
@@ -309,12 +321,7 @@ impl Plan {
             put("stacks", self.stack_bytes(), MemoryKind::AddressSpace),
         ];
         if both {
-            items.extend([
-                put("attention mass, the CPU's", mass_bytes(o, 0..LAYERS, (slots, chunk)), MemoryKind::Own),
-                put("KV cache, the CPU's", copied(add(of_all, of_local)), MemoryKind::Own),
-                put("recurrent states, the CPU's", states, MemoryKind::Own),
-                put(&format!("scratch for {chunk} tokens, the CPU's"), cpu_scratch, MemoryKind::Own),
-            ]);
+            items.extend(self.cpu_items_beside_device(slots));
         }
         if self.device.is_some() {
             let calibration = opencl::calibration_bytes(o.kv_types) as u64;
