@@ -13,7 +13,8 @@
 //! that is quantised to, added 0.5 MB on x86-64 and 0.23 on Android. Attention over rows of five and six bits, adapters
 //! and quantised checkpoints added 0.3 MB on x86-64, 0.2 on Android and to the smallest build. Splits, embeddings, Gemma
 //! 4's assistant, and the configs and names of Mamba2's families added 0.43 MB on x86-64, 0.24 on Android and 0.19 to the
-//! smallest build.
+//! smallest build. Kernels for Mamba2, experts on either device, locked experts, pipelines, scores and reranking added
+//! 0.13 MB on x86-64 and 0.07 to the smallest build.
 
 use crate::error::{AtPath, Error, Result};
 use crate::targets::Features;
@@ -29,9 +30,9 @@ pub struct Budget {
 /// One line per binary that the tests build and measure.
 #[rustfmt::skip]
 pub const BUDGETS: &[Budget] = &[
-    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 8_400_000 },
-    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 5_130_000 },
-    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 12_180_000 },
+    Budget { target: "aarch64-linux-android", features: Features::Default, bytes: 8_500_000 },
+    Budget { target: "aarch64-linux-android", features: Features::None, bytes: 5_200_000 },
+    Budget { target: "x86_64-unknown-linux-gnu", features: Features::Default, bytes: 12_320_000 },
 ];
 
 /// True if a target has a budget.
