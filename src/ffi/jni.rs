@@ -218,6 +218,16 @@ fn generate_text(
     status
 }
 
+/// `antigravity_session_save` or `antigravity_session_load`.
+type PathFunction = unsafe extern "C" fn(*mut SessionHandle, *const c_char, usize) -> i32;
+
+/// Saves or loads a session.
+fn call_with_path(function: PathFunction, env: JavaEnv, session: i64, path: JavaObject) -> i32 {
+    let path = env.read_text(path);
+    // SAFETY: the text has its length.
+    unsafe { function(to_handle(session), path.as_ptr(), path.len()) }
+}
+
 /// A handle as the C API has it.
 fn to_handle<T>(handle: i64) -> *mut T {
     without_provenance_mut(handle as usize)
@@ -315,9 +325,7 @@ pub extern "system" fn Java_org_antigravity_Model_saveSession(
     session: i64,
     path: JavaObject,
 ) -> i32 {
-    let path = env.read_text(path);
-    // SAFETY: the text has its length.
-    unsafe { antigravity_session_save(to_handle(session), path.as_ptr(), path.len()) }
+    call_with_path(antigravity_session_save, env, session, path)
 }
 
 #[unsafe(no_mangle)]
@@ -327,9 +335,7 @@ pub extern "system" fn Java_org_antigravity_Model_loadSession(
     session: i64,
     path: JavaObject,
 ) -> i32 {
-    let path = env.read_text(path);
-    // SAFETY: the text has its length.
-    unsafe { antigravity_session_load(to_handle(session), path.as_ptr(), path.len()) }
+    call_with_path(antigravity_session_load, env, session, path)
 }
 
 #[unsafe(no_mangle)]

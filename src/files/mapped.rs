@@ -101,9 +101,7 @@ impl MappedSlice {
     pub fn expect_random_reads(&self) {
         let Memory::File { map, .. } = &*self.memory else { return };
         if let Some(whole) = whole_pages(&self.range, map.len(), page_size()) {
-            // Only hints, so a refusal is not an error.
-            let _ = map.advise_range(Advice::Random, whole.start, whole.len());
-            advise_huge_pages(&map[whole], HugePages::Unwanted);
+            advise_random_reads(map, whole);
         }
     }
 
@@ -115,11 +113,11 @@ impl MappedSlice {
         }
     }
 
-    /// The pages of a mapped file that these bytes touch; none of owned memory.
-    fn touched_pages(&self) -> &[u8] {
-        let Memory::File { map, .. } = &*self.memory else { return &[] };
+    /// The mapping of a file, and its pages that these bytes touch; `None` for owned memory.
+    fn touched_pages(&self) -> Option<(&Mmap, Range<usize>)> {
+        let Memory::File { map, .. } = &*self.memory else { return None };
         let (page, end) = (page_size(), self.range.end);
-        &map[self.range.start / page * page..end.next_multiple_of(page).min(map.len())]
+        Some((map, self.range.start / page * page..end.next_multiple_of(page).min(map.len())))
     }
 
     /// Drops the system's cache of the file, as far as it is not in use. Earlier runs filled it with huge pages, of which
@@ -133,7 +131,7 @@ impl MappedSlice {
 
     /// Bytes of the pages that [`MappedSlice::lock_pages`] locks.
     pub fn lockable_bytes(&self) -> usize {
-        self.touched_pages().len()
+        self.touched_pages().map_or(0, |(_, pages)| pages.len())
     }
 
     /// Reads the pages of a mapped file that these bytes touch, and keeps them in memory while the file is mapped. Does
@@ -143,25 +141,23 @@ impl MappedSlice {
     ///
     /// The system refuses: `RLIMIT_MEMLOCK` is too small, or there is not enough memory.
     pub fn lock_pages(&self) -> io::Result<()> {
-        let pages = self.touched_pages();
-        if let Memory::File { map, .. } = &*self.memory {
-            // Hints, so a refusal is not an error. Of a huge page, or one read ahead as part of it, all is kept.
-            let start = self.range.start / page_size() * page_size();
-            let _ = map.advise_range(Advice::Random, start, pages.len());
-            advise_huge_pages(pages, HugePages::Unwanted);
-            let _ = map.advise_range(Advice::WillNeed, start, pages.len());
-        }
+        let Some((map, pages)) = self.touched_pages() else { return Ok(()) };
+        // Of a huge page, or one read ahead as part of it, all is kept.
+        advise_random_reads(map, pages.clone());
+        self.prefetch();
+        let pages = &map[pages];
         // SAFETY: the range is a part of a mapping that we borrow, and begins with a page. Locking changes neither its
         // content nor its address.
-        if !pages.is_empty() && unsafe { libc::mlock(pages.as_ptr().cast(), pages.len()) } != 0 {
-            return Err(io::Error::last_os_error());
+        match unsafe { libc::mlock(pages.as_ptr().cast(), pages.len()) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
-        Ok(())
     }
 
     /// Lets the system drop the pages again.
     pub fn unlock_pages(&self) {
-        let pages = self.touched_pages();
+        let Some((map, pages)) = self.touched_pages() else { return };
+        let pages = &map[pages];
         // SAFETY: as in `lock_pages`. Pages that are not locked stay so.
         unsafe { libc::munlock(pages.as_ptr().cast(), pages.len()) };
     }
@@ -246,13 +242,19 @@ fn advise_huge_pages(bytes: &[u8], advice: HugePages) {
         HugePages::Unwanted => libc::MADV_NOHUGEPAGE,
     };
     // SAFETY: the range is memory we borrow and its start is aligned to a page (a whole mapping's always is;
-    // `zeroed`, `touched_pages` and `expect_random_reads` give only aligned slices). The advice changes how it is backed, not what it
-    // holds. Kernels without huge pages refuse, which is fine.
+    // `zeroed`, `touched_pages` and `expect_random_reads` give only aligned slices). The advice changes how it is backed,
+    // not what it holds. Kernels without huge pages refuse, which is fine.
     unsafe { libc::madvise(bytes.as_ptr().cast_mut().cast(), bytes.len(), advice) };
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn advise_huge_pages(_: &[u8], _: HugePages) {}
+
+/// Tells the system that these pages of a mapping are read alone. Only hints, so a refusal is not an error.
+fn advise_random_reads(map: &Mmap, pages: Range<usize>) {
+    let _ = map.advise_range(Advice::Random, pages.start, pages.len());
+    advise_huge_pages(&map[pages], HugePages::Unwanted);
+}
 
 /// Finds the whole pages inside a range of a mapping of `len` bytes. The mapping's last page counts as whole even if
 /// the file fills only part of it.

@@ -4,7 +4,7 @@ use crate::model::weights::{ModelPath, OpenModel, WeightType};
 use crate::opencl::facts_of;
 use crate::run::draft_model::DraftWhen;
 use crate::run::eviction::Eviction;
-use crate::run::split::{Split, SplitStage, StageDevice};
+use crate::run::split::{Split, SplitStage};
 use files::lora::LoraFile;
 use files::{Result, hf_cache};
 use numeric::cancel::CancelToken;
@@ -278,13 +278,6 @@ impl EngineOptions {
             Some(Split::Stages(stages)) => stages,
             _ => &[],
         }
-    }
-
-    /// True if an OpenCL device must compute all layers, or some.
-    pub fn requires_device(&self) -> bool {
-        let (stages, backend) = (self.split_stages(), self.backend);
-        let all_on_cpu = !stages.is_empty() && stages.iter().all(|stage| stage.device == StageDevice::Cpu);
-        matches!(backend, BackendKind::OpenCl | BackendKind::Hybrid) && !all_on_cpu
     }
 
     /// Number of sequences computed together: [`EngineOptions::batch`], at least 1.

@@ -125,7 +125,7 @@ fn describe_cores() -> String {
 /// The layers of each device, if they are split, and whether they fit.
 fn describe_split(model: &ModelArgs) -> Option<String> {
     let device = &model.load.device;
-    if device.split.is_none() && device.gpu_layers.is_none() && !device.cpu_moe {
+    if !device.is_split() {
         return None;
     }
     let plan = match model.resolve_options().and_then(|options| Plan::new(&options)) {

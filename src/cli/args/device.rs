@@ -104,10 +104,17 @@ impl DeviceArgs {
         self.apply_layers(options)
     }
 
+    /// True if a flag gives layers, or parts of them, to devices.
+    pub fn is_split(&self) -> bool {
+        self.split.is_some() || self.gpu_layers.is_some() || self.cpu_moe
+    }
+
     /// Sets the devices of the layers.
     fn apply_layers(&self, options: &mut EngineOptions) -> Result<()> {
+        if !self.is_split() {
+            return Ok(());
+        }
         let split = match (&self.split, self.gpu_layers.as_deref()) {
-            (None, None) if !self.cpu_moe => return Ok(()),
             (Some(text), _) => Some(Split::parse(text)?),
             (_, Some("auto")) => Some(Split::Auto),
             (_, None | Some("all" | "-1")) => None,
