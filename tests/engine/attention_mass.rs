@@ -63,7 +63,7 @@ impl<const HD: usize> Head<HD> {
     fn attend(&self, query: usize, first: usize, slots: usize) -> Partial<HD> {
         let (k, mut out) = (self.from(first), [Partial::EMPTY]);
         let kv = KvChunk { k, v: k, types: KvTypes::same(self.kind), window: FULL_ATTENTION };
-        attend::<HD, 1>(Isa::Scalar, kv, &self.queries[query..=query], &[slots], &mut out);
+        attend::<HD>(Isa::Scalar, kv, &self.queries[query..=query], &[slots], &mut out);
         out[0]
     }
 

@@ -185,7 +185,7 @@ impl AssistantDevice {
             let v = &head_rows(v, kv_head)[from * types.v.row_bytes(HEAD_DIM)..];
             let queries = &queries[kv_head * group + tile.col..][..tile.cols];
             let visible = &[filled - chunk * CHUNK; TASK_HEADS][..tile.cols];
-            attend::<HEAD_DIM, TASK_HEADS>(
+            attend::<HEAD_DIM>(
                 isa,
                 KvChunk { k, v, types, window },
                 queries,

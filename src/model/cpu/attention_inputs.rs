@@ -140,7 +140,7 @@ where
             for (c, out) in out.chunks_exact_mut(GROUP).enumerate() {
                 let seen = slots - (first + c) * CHUNK;
                 let kv = self.kv_chunk(kv_head, first + c);
-                attend::<HEAD_DIM, TASK_HEADS>(
+                attend::<HEAD_DIM>(
                     self.isa,
                     kv,
                     &queries[..n],
@@ -170,7 +170,7 @@ where
         for chunk in self.first_chunk(tokens.start)..slots(count - 1).div_ceil(CHUNK) {
             let visible: [usize; N] = std::array::from_fn(|i| slots(i).saturating_sub(chunk * CHUNK));
             let kv = self.kv_chunk(heads.start / GROUP, chunk);
-            attend::<HEAD_DIM, N>(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
+            attend::<HEAD_DIM>(self.isa, kv, &queries[..count], &visible[..count], &mut parts[..count]);
             for (state, part) in states[..count].iter_mut().zip(&parts) {
                 merge_partial(self.isa, state, part);
             }
@@ -245,7 +245,7 @@ where
                     visible: &visible[..tokens],
                 };
                 let k = &(self.rows)(kv_head).0[start * row_bytes..];
-                attend::add_attention_mass::<HEAD_DIM, N>(self.isa, (self.types.k, k), looks, mass);
+                attend::add_attention_mass::<HEAD_DIM, OBSERVED>(self.isa, (self.types.k, k), looks, mass);
             }
         }
     }

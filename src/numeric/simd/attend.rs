@@ -3,6 +3,9 @@
 //! The slots of a sequence are split into chunks of [`CHUNK`] by slot number. Each chunk gives each query a
 //! [`Partial`], and partials are merged in ascending order of chunks. So the result does not depend on the threads or
 //! on the number of queries at once.
+//!
+//! Conditions on constants are constant blocks, so that what they exclude is not compiled either: attention is most of
+//! the code of a model.
 
 mod blocks;
 mod fused;
@@ -73,10 +76,10 @@ fn visible_range(visible: usize, window: usize) -> Range<usize> {
 /// Score of hidden slots, less than any other: their weight `e^(HIDDEN - m)` is 0.
 const HIDDEN: f32 = -1e30;
 
-/// Computes attention of at most `N` queries over one chunk. Query `i` sees the first `visible[i]` slots, counted from
-/// the chunk's first (the number may exceed the chunk), limited by the window. Queries are rotated by RoPE and already
-/// scaled by `1 / sqrt(head_dim)`.
-pub fn attend<const HD: usize, const N: usize>(
+/// Computes attention of at most [`MAX_QUERIES`] queries over one chunk. Query `i` sees the first `visible[i]` slots,
+/// counted from the chunk's first (the number may exceed the chunk), limited by the window. Queries are rotated by RoPE
+/// and already scaled by `1 / sqrt(head_dim)`.
+pub fn attend<const HD: usize>(
     isa: Isa,
     kv: KvChunk<'_>,
     queries: &[[f32; HD]],
@@ -97,7 +100,7 @@ pub fn attend<const HD: usize, const N: usize>(
         let mut scores = Scores::<N>::NONE;
         // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
         let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
-        let (values, keys) = if N <= FEW {
+        let (values, keys) = if const { N <= FEW } {
             (Prefetch::new(kv.v.as_ptr(), v_row), Prefetch::new(kv.k.as_ptr(), k_row).skip_rows(CHUNK))
         } else {
             (Prefetch::NOTHING, Prefetch::NOTHING)
@@ -110,17 +113,40 @@ pub fn attend<const HD: usize, const N: usize>(
             out.o = [0.0; HD];
         }
         let alike = ends.iter().all(|&n| n == slots);
-        if is_fused::<L, HD, N>() && alike {
+        if const { is_fused::<L, HD, N>() } && alike {
             fused::weighted_sum::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
         } else {
             weighted_sum::<L, HD>(kv.types.v, kv.v, (scores, ends), out, keys);
         }
     }
+    #[inline(always)]
+    unsafe fn few<L: Lanes, const HD: usize>(
+        kv: KvChunk<'_>,
+        queries: &[[f32; HD]],
+        visible: &[usize],
+        out: &mut [Partial<HD>],
+    ) {
+        body::<L, HD, FEW>(kv, queries, visible, out)
+    }
+    #[inline(always)]
+    unsafe fn many<L: Lanes, const HD: usize>(
+        kv: KvChunk<'_>,
+        queries: &[[f32; HD]],
+        visible: &[usize],
+        out: &mut [Partial<HD>],
+    ) {
+        body::<L, HD, MAX_QUERIES>(kv, queries, visible, out)
+    }
     let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
-    assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= N);
+    assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= MAX_QUERIES);
     assert!(kv.k.len() >= slots * kv.types.k.row_bytes(HD) && kv.v.len() >= slots * kv.types.v.row_bytes(HD));
-    dispatch!(isa, body::<L, HD: usize, N: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
-        out: &mut [Partial<HD>]))
+    if queries.len() <= FEW {
+        dispatch!(isa, few::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
+            out: &mut [Partial<HD>]))
+    } else {
+        dispatch!(isa, many::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
+            out: &mut [Partial<HD>]))
+    }
 }
 
 /// A buffer for the scores of `N` queries.
@@ -154,7 +180,7 @@ unsafe fn compute_scores<'a, L: Lanes, const HD: usize, const N: usize>(
     scores: &'a mut Scores<N>,
 ) -> &'a mut [[f32; CHUNK]] {
     let scores = scores.init(queries.len());
-    if is_fused::<L, HD, N>() {
+    if const { is_fused::<L, HD, N>() } {
         fused::score::<L, HD>(kind, (k, slots), queries, scores, ahead);
     } else {
         score_rows::<L, HD, N>(kind, k, slots, queries, scores, ahead);
@@ -212,16 +238,18 @@ unsafe fn score_rows<L: Lanes, const HD: usize, const N: usize>(
 ) {
     let Aligned(rows) = &mut Aligned([[0.0f32; HD]; ROWS]);
     let from = const { blocks::min_queries_to_transpose(HD) };
-    let by_blocks = HD.is_multiple_of(16) && N >= from && queries.len() >= from;
     let mut room = [const { MaybeUninit::uninit() }; MAX_QUERIES / 4];
-    let fours =
-        if by_blocks && L::BY_ELEMENT { blocks::group_by_four::<L, HD>(queries, &mut room) } else { &[] };
+    let fours = if const { may_transpose::<HD, N>() && L::BY_ELEMENT } && queries.len() >= from {
+        blocks::group_by_four::<L, HD>(queries, &mut room)
+    } else {
+        &[]
+    };
     for first in (0..slots).step_by(ROWS) {
         ahead.prefetch_rows(first, ROWS);
         let rows = widen_rows::<L, HD>(kind, k, first..slots.min(first + ROWS), rows);
-        if by_blocks {
+        if const { may_transpose::<HD, N>() } && queries.len() >= from {
             blocks::scores::<L, HD>(rows, first, (queries, fours), scores);
-        } else if HD.is_multiple_of(16) && L::BY_ELEMENT {
+        } else if const { HD.is_multiple_of(16) && L::BY_ELEMENT } {
             blocks::scores_by_row::<L, HD>(rows, first, queries, scores);
         } else {
             // Tried for AVX2: four queries at once are faster, one alone is slower, and the code takes 30 KB.
@@ -230,6 +258,11 @@ unsafe fn score_rows<L: Lanes, const HD: usize, const N: usize>(
             }
         }
     }
+}
+
+/// Returns true if keys may be transposed for at most `N` queries.
+const fn may_transpose<const HD: usize, const N: usize>() -> bool {
+    HD.is_multiple_of(16) && N >= blocks::min_queries_to_transpose(HD)
 }
 
 /// Computes the dot products of one query with sixteen rows.
@@ -294,14 +327,14 @@ unsafe fn weighted_sum<L: Lanes, const HD: usize>(
     for first in (0..slots).step_by(ROWS) {
         ahead.prefetch_rows(first, ROWS);
         let rows = widen_rows::<L, HD>(kind, v, first..slots.min(first + ROWS), rows);
-        if !HD.is_multiple_of(16) {
+        if const { !HD.is_multiple_of(16) } {
             for ((scores, out), &seen) in scores.iter().zip(out.iter_mut()).zip(visible) {
                 let n = seen.saturating_sub(first).min(ROWS);
                 add_weighted::<L, HD>(&scores[first..][..n], rows, &mut out.o);
             }
-        } else if L::WIDE {
+        } else if const { L::WIDE } {
             blocks::weighted_sum::<L, HD, 4, 4>(rows, first, scores, visible, out);
-        } else if L::BY_ELEMENT {
+        } else if const { L::BY_ELEMENT } {
             blocks::weighted_sum::<L, HD, 4, 1>(rows, first, scores, visible, out);
         } else {
             blocks::weighted_sum::<L, HD, 2, 2>(rows, first, scores, visible, out);

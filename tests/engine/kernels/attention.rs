@@ -36,7 +36,7 @@ fn attention<const HD: usize>(types: KvTypes, window: usize, tolerance: f64) {
             };
             let visible = seen.map(|n| n.saturating_sub(chunk * CHUNK));
             let mut parts = [Partial::EMPTY; 5];
-            attend::<HD, 8>(isa, kv, &queries, &visible, &mut parts);
+            attend::<HD>(isa, kv, &queries, &visible, &mut parts);
             states.iter_mut().zip(&parts).for_each(|(s, p)| merge_partial(isa, s, p));
         }
         states.iter().flat_map(|s| s.o.map(|o| o / s.l)).collect()
@@ -135,10 +135,7 @@ fn blocks_of_queries<const HD: usize>(kind: KvType) {
             for isa in Isa::available() {
                 let kv = KvChunk { k: &k, v: &v, types, window: FULL_ATTENTION };
                 let mut out = vec![Partial::EMPTY; count];
-                match count {
-                    ..=8 => attend::<HD, 8>(isa, kv, &queries, &visible, &mut out),
-                    _ => attend::<HD, 24>(isa, kv, &queries, &visible, &mut out),
-                }
+                attend::<HD>(isa, kv, &queries, &visible, &mut out);
                 // A largest score of zero may have either sign, on which nothing else depends.
                 let all = |p: &Partial<HD>| p.o.into_iter().chain([p.m + 0.0, p.l]);
                 let out: Vec<f32> = out.iter().flat_map(all).collect();

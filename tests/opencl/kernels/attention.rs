@@ -130,7 +130,7 @@ impl<const HD: usize> Case<HD> {
                             types: self.types,
                             window: FULL_ATTENTION,
                         };
-                        attend::<HD, 1>(Isa::Scalar, kv, &[*q], &[1], &mut part);
+                        attend::<HD>(Isa::Scalar, kv, &[*q], &[1], &mut part);
                         let mut e = [part[0].m - all.m];
                         ops::exp_in_place(Isa::Scalar, &mut e);
                         e[0] / all.l
@@ -156,7 +156,7 @@ impl<const HD: usize> Case<HD> {
             let mut part = [Partial::EMPTY];
             let (k, v) = (&k[first * self.types.k.row_bytes(HD)..], &v[first * self.types.v.row_bytes(HD)..]);
             let seen = (slots - first).min(CHUNK);
-            attend::<HD, 1>(
+            attend::<HD>(
                 Isa::Scalar,
                 KvChunk { k, v, types: self.types, window: FULL_ATTENTION },
                 &[q],

@@ -35,8 +35,8 @@ pub(super) unsafe fn scores<L: Lanes, const HD: usize>(
 ) {
     let Aligned(columns) = &mut Aligned([[0.0f32; ROWS]; HD]);
     transpose::<L, HD>(rows.as_ptr().cast(), columns);
-    if !L::BY_ELEMENT {
-        return if L::WIDE {
+    if const { !L::BY_ELEMENT } {
+        return if const { L::WIDE } {
             scores_by_column::<L, HD, 4>(columns, first, queries, scores)
         } else {
             scores_by_column::<L, HD, 2>(columns, first, queries, scores)
@@ -275,7 +275,7 @@ unsafe fn panel<L: Lanes, const HD: usize, const Q: usize, const RUNS: usize>(
         }
     }
     let mut first = from;
-    if L::BY_ELEMENT {
+    if const { L::BY_ELEMENT } {
         // Four weights of each query in a register.
         macro_rules! add {
             ($i:literal) => {

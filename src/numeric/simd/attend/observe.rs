@@ -44,7 +44,7 @@ pub fn add_attention_mass<const HD: usize, const N: usize>(
         let slots = looks.visible.iter().copied().max().unwrap_or(0).min(CHUNK);
         let group = looks.queries.len() / looks.visible.len();
         let mut scores = Scores::<N>::NONE;
-        let ahead = if N <= FEW {
+        let ahead = if const { N <= FEW } {
             Prefetch::new(k.as_ptr(), kind.row_bytes(HD)).skip_rows(CHUNK)
         } else {
             Prefetch::NOTHING
@@ -63,12 +63,27 @@ pub fn add_attention_mass<const HD: usize, const N: usize>(
             });
         }
     }
+    #[inline(always)]
+    unsafe fn few<L: Lanes, const HD: usize>(
+        kind: KvType,
+        k: &[u8],
+        looks: ObservedQueries<'_, HD>,
+        mass: &mut [f32],
+    ) {
+        body::<L, HD, FEW>(kind, k, looks, mass)
+    }
     let ObservedQueries { queries, softmax, visible, .. } = looks;
     let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
     assert!(!visible.is_empty() && queries.len().is_multiple_of(visible.len()) && queries.len() <= N);
     assert!(!queries.is_empty() && softmax.len() == queries.len());
     assert!(mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
-    dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>, mass: &mut [f32]))
+    if queries.len() <= FEW {
+        dispatch!(isa, few::<L, HD: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
+            mass: &mut [f32]))
+    } else {
+        dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
+            mass: &mut [f32]))
+    }
 }
 
 /// Computes the softmax weights of the sixteen slots from `i` on; those of hidden slots are unspecified.
