@@ -185,13 +185,7 @@ impl AssistantDevice {
             let v = &head_rows(v, kv_head)[from * types.v.row_bytes(HEAD_DIM)..];
             let queries = &queries[kv_head * group + tile.col..][..tile.cols];
             let visible = &[filled - chunk * CHUNK; TASK_HEADS][..tile.cols];
-            attend::<HEAD_DIM>(
-                isa,
-                KvChunk { k, v, types, window },
-                queries,
-                visible,
-                tile.row_mut(0),
-            );
+            attend::<HEAD_DIM>(isa, KvChunk { k, v, types, window }, queries, visible, tile.row_mut(0));
         });
         // The queries are not needed any more: their place takes attention's output.
         for (head, out) in self.q[..q_dim].chunks_exact_mut(width).enumerate() {

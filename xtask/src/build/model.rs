@@ -104,25 +104,12 @@ fn names_in(dir: &str) -> impl Iterator<Item = std::ffi::OsString> {
     fs::read_dir(root().join(dir)).into_iter().flatten().flatten().map(|entry| entry.file_name())
 }
 
-/// The number of a model among the ones of the project, from 1; 0 for any other.
-pub(super) fn build_number(model: &Path) -> usize {
-    let dirs = ["models", "tests/fixtures/models", "tests/fixtures/gguf"];
-    let in_dir = |dir| names_in(dir).map(move |name| root().join(dir).join(name));
-    let mut all: Vec<PathBuf> = dirs
-        .into_iter()
-        .flat_map(in_dir)
-        .filter(|path| path.is_dir() || path.extension().is_some_and(|e| e == "gguf"))
-        .collect();
-    all.sort();
-    all.iter().position(|path| path == model).map_or(0, |at| at + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn models_are_found_by_name_and_path_and_have_builds_of_their_own() {
+    fn models_are_found_by_name_and_path() {
         let story = model_dir("story").unwrap();
         assert!(story.is_absolute() && story.ends_with("models/story"));
         assert_eq!(model_dir(story.to_str().unwrap()).unwrap(), story);
@@ -140,9 +127,5 @@ mod tests {
         fs::remove_dir_all(&gguf).unwrap();
         let e = model_dir("no-such-model").unwrap_err().to_string();
         assert!(e.contains("no-such-model") && e.contains("story"), "{e}");
-        let numbers =
-            ["story", "m1-llama32-bf16", "m7-qwen3-bf16"].map(|m| build_number(&model_dir(m).unwrap()));
-        assert!(numbers.windows(2).all(|w| w[0] != w[1]) && !numbers.contains(&0), "{numbers:?}");
-        assert_eq!(build_number(Path::new("/another")), 0);
     }
 }

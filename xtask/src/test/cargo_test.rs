@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::targets::Product;
 use crate::{build, command};
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Some tests of the workspace.
@@ -18,6 +18,8 @@ pub struct CargoTest {
     /// Words of the test binaries: names and flags.
     words: Vec<String>,
     target: Option<&'static str>,
+    /// Another model than the story model.
+    model: Option<PathBuf>,
     environment: Vec<(String, std::ffi::OsString)>,
 }
 
@@ -29,7 +31,7 @@ impl CargoTest {
     /// The tests of all packages, in the given cargo targets or in all.
     pub fn new(targets: &[&str]) -> CargoTest {
         let args = owned(["--workspace", "--no-fail-fast"].iter().chain(targets).copied());
-        CargoTest { args, words: Vec::new(), target: None, environment: Vec::new() }
+        CargoTest { args, words: Vec::new(), target: None, model: None, environment: Vec::new() }
     }
 
     /// The tests of one package. They are built together with xtask, so that dependencies keep the features of the
@@ -46,11 +48,8 @@ impl CargoTest {
     }
 
     /// Tests of a model's program, not optimised.
-    pub fn for_model(mut self, model: &Path) -> CargoTest {
-        self.args.extend(build::model_flags(model));
-        self.args.extend(build::unoptimised_flags());
-        let (stack, bytes) = build::UNOPTIMISED_STACK;
-        self.env("ANTIGRAVITY_MODEL", build::bundled_name(model)).env(stack, bytes)
+    pub fn for_model(self, model: &Path) -> CargoTest {
+        CargoTest { model: Some(model.into()), ..self }
     }
 
     pub fn with_pointer_checks(mut self) -> CargoTest {
@@ -77,6 +76,11 @@ impl CargoTest {
     fn command(&self, more: &[&str]) -> Result<Command> {
         let mut command = cargo(&["test"]);
         command.args(&self.args).args(more);
+        if let Some(model) = &self.model {
+            build::make_unoptimised(&mut command, model);
+            let (stack, bytes) = build::UNOPTIMISED_STACK;
+            command.env(stack, bytes);
+        }
         if let Some(target) = self.target {
             crate::cargo::prepare(&mut command, target, (NdkUse::Never, Product::Program))?;
         }
