@@ -215,7 +215,9 @@ int32_t antigravity_cancel(antigravity_session *session);
 /* Saves a session to a file, which holds either the old or the new content. `antigravity generate --session` reads it. */
 int32_t antigravity_session_save(antigravity_session *session, const char *path, size_t path_length);
 
-/* Replaces the session by the one in a file. */
+/* Replaces the session by the one in a file. Sessions that load the same file share the memory of its keys and values as
+ * long as they do not change them, so a long system prompt is computed and saved once, and each session begins by
+ * loading it. */
 int32_t antigravity_session_load(antigravity_session *session, const char *path, size_t path_length);
 
 /* Cuts a session back to its first tokens; 0 empties it. */

@@ -143,7 +143,9 @@ pub unsafe extern "C" fn antigravity_session_save(
     })
 }
 
-/// Replaces the session by the one in a file.
+/// Replaces the session by the one in a file. Sessions that load the same file share the memory of its keys and values as
+/// long as they do not change them, so a long system prompt is computed and saved once, and each session begins by
+/// loading it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn antigravity_session_load(
     session: *mut SessionHandle,

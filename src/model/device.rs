@@ -11,7 +11,9 @@ pub use numeric::cancel::CancelToken;
 use numeric::kv::KvTypes;
 use numeric::pool::Pool;
 use std::any::Any;
+use std::fs::File;
 use std::ops::{DerefMut, Range};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Destination of a run's logits.
@@ -278,6 +280,12 @@ pub trait KvCache: Any + Send {
     /// Copies rows of one layer in; [`KvCache::set_len`] then adds them.
     fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()>;
 
+    /// Maps the rows of a full-attention layer's first `slots` slots from a file that has them, in place of
+    /// [`KvCache::write_rows`]. Returns false if they must be written, with unspecified rows till then.
+    fn map_rows(&mut self, _layer: usize, _slots: usize, _file: &RowsInFile<'_>) -> bool {
+        false
+    }
+
     /// Copies the attention mass of one layer's filled slots out: `[kv_head][slot]`, zeros before the first observed
     /// pass.
     fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()>;
@@ -344,6 +352,14 @@ impl KvRows {
         self.k.resize(KV_HEADS * slots * types.k.row_bytes(head_dim), 0);
         self.v.resize(KV_HEADS * slots * types.v.row_bytes(head_dim), 0);
     }
+}
+
+/// A file with the rows of one layer's first slots, `[kv_head][slot][row bytes]`.
+pub struct RowsInFile<'a> {
+    pub path: &'a Path,
+    pub file: &'a File,
+    /// Keys, then values: offset of the first head's rows, and the distance from one head's to the next's.
+    pub heads: [(u64, u64); 2],
 }
 
 /// Attention of new tokens over one layer's rows, which an OpenCL device leaves to the CPU.

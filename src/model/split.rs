@@ -15,7 +15,8 @@
 //! every matrix: with four in each of 80 layers 80 x 4 x 24 us = 7.7 ms, in which one of these GPUs reads 37 GB of weights.
 
 use crate::device::{
-    CancelToken, Device, Extent, HostRows, KvCache, KvRows, Logits, LogitsBuffer, Run, reuse_memory,
+    CancelToken, Device, Extent, HostRows, KvCache, KvRows, Logits, LogitsBuffer, RowsInFile, Run,
+    reuse_memory,
 };
 use crate::dims::*;
 use crate::trace::Trace;
@@ -394,6 +395,10 @@ impl KvCache for SplitCache {
 
     fn write_rows(&mut self, layer: usize, slots: Range<usize>, rows: &KvRows) -> Result<()> {
         self.stage_cache(layer).write_rows(layer, slots, rows)
+    }
+
+    fn map_rows(&mut self, layer: usize, slots: usize, rows: &RowsInFile<'_>) -> bool {
+        self.stage_cache(layer).map_rows(layer, slots, rows)
     }
 
     fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {

@@ -3,20 +3,21 @@
 //! | bytes | |
 //! |---|---|
 //! | 7 | `AGSAVED` |
-//! | 1 | the version, a digit: 7. It is also raised when the rows of a KV type change. Versions 4 to 6 of models without sliding-window layers are read too: keys of q4 have no scales, and their means are not subtracted (4) or subtracted (5) |
+//! | 1 | the version, a digit: 8. It is also raised when the rows of a KV type change. Version 7, without `padding`, is read too, and 4 to 6 of models without sliding-window layers: keys of q4 have no scales, and their means are not subtracted (4) or subtracted (5) |
 //! | 8 | `n`, little endian |
 //! | `n` | JSON: model, types, calibration of the keys, tokens and evictions, random state, held-back text (`Header`) |
 //! | 4 | CRC-32 of everything before, little endian |
-//! | … | for each layer: the key rows, `[kv_head][slot][row bytes]`; the value rows; if attention is observed, its mass, `[kv_head][slot]` f32, little endian. Sliding-window layers have the rows of the latest positions instead, and no mass |
+//! | … | for each layer: the key rows, `[kv_head][padding][slot][row bytes]`; the value rows; if attention is observed, its mass, `[kv_head][slot]` f32, little endian. Sliding-window layers have the rows of the latest positions instead, and no mass |
 //! | 4 | CRC-32 of everything before, little endian |
 //!
-//! Rows move between cache and file layer by layer. A file appears complete or not at all. It is not trusted: its size
+//! Rows move between cache and file layer by layer. Those of a head that are 64 KiB or more begin at a multiple of 16 KiB,
+//! after `padding` of zeros: sessions that load the file map them, and share their memory. A file appears complete or not at all. It is not trusted: its size
 //! is checked against its header before memory is allocated.
 
 use crate::dims::{
-    FULL_ATTENTION_LAYERS, HEAD_DIM, KV_HEADS, SLIDING_LAYERS, STATE, STATE_BYTES, VOCAB, attention_layers,
+    HEAD_DIM, KV_HEADS, SLIDING_LAYERS, STATE, STATE_BYTES, VOCAB, attention_layers, is_sliding,
 };
-use crate::model::device::KvRows;
+use crate::model::device::{KvRows, RowsInFile};
 use crate::model::weights::{HeadCalibration, SubtractedMean};
 use crate::run::engine::Engine;
 use crate::run::generate::stream::ResumePoint;
@@ -39,8 +40,9 @@ use text::sampler::{Rng, SamplerOptions};
 /// The first bytes of a file.
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
 /// The byte after them.
-pub const VERSION: u8 = b'7';
-/// Earlier versions: rows of all slots in sliding-window layers; means subtracted from keys; keys as they are.
+pub const VERSION: u8 = b'8';
+/// Earlier versions: rows without padding; rows of all slots in sliding-window layers; means subtracted from keys; keys as they are.
+const WITHOUT_PADDING: u8 = b'7';
 const WITHOUT_RINGS: u8 = b'6';
 const WITHOUT_SCALES: u8 = b'5';
 const WHOLE_KEYS: u8 = b'4';
@@ -50,6 +52,15 @@ const PREFIX: u64 = 16;
 const SUM: u64 = 4;
 /// Maximum length of a header: about thirty million tokens.
 const MAX_HEADER: u64 = 1 << 28;
+
+/// Minimum bytes of a head's rows that are aligned, and their alignment: the largest page of a phone.
+const ALIGN_FROM: u64 = 64 << 10;
+const ALIGN: u64 = 16 << 10;
+
+/// Bytes of padding before rows of `len` bytes at byte `at` of a file.
+fn padding(version: u8, at: u64, len: u64) -> u64 {
+    if version <= WITHOUT_PADDING || len < ALIGN_FROM { 0 } else { at.next_multiple_of(ALIGN) - at }
+}
 
 /// State that is saved besides the sequence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -143,8 +154,11 @@ pub fn save_session(file: &Path, session: &mut Session, engine: &Engine, state: 
     for layer in attention_layers() {
         session.read_rows(layer, &mut rows)?;
         session.read_mass(layer, &mut mass)?;
+        for part in [&rows.k, &rows.v] {
+            out.write_heads(part).map_err(failed)?;
+        }
         let mass: Vec<u8> = mass.iter().flat_map(|m| m.to_le_bytes()).collect();
-        [&rows.k, &rows.v, &mass].into_iter().try_for_each(|bytes| out.write_bytes(bytes)).map_err(failed)?;
+        out.write_bytes(&mass).map_err(failed)?;
     }
     let state: Vec<u8> = session.read_state()?.iter().flat_map(|x| x.to_le_bytes()).collect();
     out.write_bytes(&state).map_err(failed)?;
@@ -202,10 +216,13 @@ pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Resu
     let tokens = header.sequence.tokens.len();
     let mut state = vec![0.0; if tokens > 0 { STATE } else { 0 }];
     let last = attention_layers().last();
-    session.restore(header.sequence, |layer, rows, mass| {
+    let (sequence, version) = (header.sequence, header.version);
+    session.restore_mapped(sequence, |layer, rows, mass| {
         let mut bytes = vec![0; size_of_val(&mass[..])];
-        let mut read = |bytes: &mut [u8]| input.read_bytes(bytes).map_err(|_| damaged_file(file));
-        [&mut rows.k, &mut rows.v, &mut bytes].into_iter().try_for_each(|part| read(part))?;
+        let damaged = |_| damaged_file(file);
+        let keys = input.read_heads(version, &mut rows.k).map_err(damaged)?;
+        let values = input.read_heads(version, &mut rows.v).map_err(damaged)?;
+        input.read_bytes(&mut bytes).map_err(damaged)?;
         if rows.find_not_finite(types).is_some() {
             let why = "holds NaN or infinity, so its cache overflowed or the file was altered";
             return Err(unusable_file(file, &format!("layer {layer} {why}")));
@@ -225,7 +242,12 @@ pub fn read_session(file: &Path, session: &mut Session, engine: &Engine) -> Resu
             }
             whole = input.checksum_fits().unwrap_or(false) && state.iter().all(|x| x.is_finite());
         }
-        if whole && mass.iter().all(|m| m.is_finite()) { Ok(()) } else { Err(damaged_file(file)) }
+        if !whole || !mass.iter().all(|m| m.is_finite()) {
+            return Err(damaged_file(file));
+        }
+        // Rows of a sliding-window layer are in a ring.
+        let aligned = keys.zip(values).filter(|_| !is_sliding(layer));
+        Ok(aligned.map(|(keys, values)| RowsInFile { path: file, file: &stored, heads: [keys, values] }))
     })?;
     session.import_states(&[Checkpoint { tokens, state }]);
     Ok(Some(header.state))
@@ -271,6 +293,7 @@ fn read_header(file: &Path, input: &mut Checksummed<&File>, size: u64) -> Result
     }
     let ([_, _, _, _, _, _, _, version], length) = prefix.split_first_chunk().expect("invariant: 16 bytes");
     let older = SLIDING_LAYERS == 0 && [WITHOUT_RINGS, WITHOUT_SCALES, WHOLE_KEYS].contains(version);
+    let older = older || *version == WITHOUT_PADDING;
     if *version != VERSION && !older {
         let (found, ours) = (version.escape_ascii(), char::from(VERSION));
         return Err(unusable_file(
@@ -336,15 +359,23 @@ impl SessionHeader {
     /// Size of a file whose header ends at `end`, checksum included; `None` if that overflows.
     fn file_size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
-        let Sequence { tokens, slots, observed_since: since, oldest, .. } = &self.sequence;
-        let mass = since.map_or(0, |_| FULL_ATTENTION_LAYERS * KV_HEADS * size_of::<f32>());
-        let all = |rows: usize, layers: usize, more: usize| {
-            let row = types.slot_bytes(layers, KV_HEADS, HEAD_DIM) + more;
-            u64::try_from(rows).ok()?.checked_mul(row as u64)
-        };
-        let recent = all(tokens.len().checked_sub(*oldest)?, SLIDING_LAYERS, 0)?;
-        let state = if tokens.is_empty() { 0 } else { STATE_BYTES as u64 };
-        all(*slots, FULL_ATTENTION_LAYERS, mass)?.checked_add(recent)?.checked_add(end + SUM + state)
+        let tokens = self.sequence.tokens.len();
+        // Checked first, as every layer's rows are of these.
+        tokens.checked_sub(self.sequence.oldest)?;
+        let mut at = end;
+        for layer in attention_layers() {
+            let rows = self.sequence.row_range(layer).len() as u64;
+            for kind in [types.k, types.v] {
+                let len = rows.checked_mul(kind.row_bytes(HEAD_DIM) as u64)?;
+                for _ in 0..KV_HEADS {
+                    at = at.checked_add(padding(self.version, at, len))?.checked_add(len)?;
+                }
+            }
+            if self.sequence.observed_since.is_some() && !is_sliding(layer) {
+                at = at.checked_add(rows.checked_mul((KV_HEADS * size_of::<f32>()) as u64)?)?;
+            }
+        }
+        at.checked_add(SUM + if tokens == 0 { 0 } else { STATE_BYTES as u64 })
     }
 }
 
@@ -352,11 +383,13 @@ impl SessionHeader {
 struct Checksummed<F> {
     file: F,
     hasher: Hasher,
+    /// Number of these bytes.
+    at: u64,
 }
 
 impl<F> Checksummed<F> {
     fn new(file: F) -> Self {
-        Self { file, hasher: Hasher::new() }
+        Self { file, hasher: Hasher::new(), at: 0 }
     }
 
     fn checksum(&self) -> [u8; 4] {
@@ -367,7 +400,18 @@ impl<F> Checksummed<F> {
 impl<F: Write> Checksummed<F> {
     fn write_bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.hasher.update(bytes);
+        self.at += bytes.len() as u64;
         self.file.write_all(bytes)
+    }
+
+    /// Writes rows of all heads, each after its padding.
+    fn write_heads(&mut self, rows: &[u8]) -> io::Result<()> {
+        for rows in rows.chunks_exact((rows.len() / KV_HEADS).max(1)) {
+            let padding = padding(VERSION, self.at, rows.len() as u64);
+            self.write_bytes(&vec![0; padding as usize])?;
+            self.write_bytes(rows)?;
+        }
+        Ok(())
     }
 
     /// Writes the checksum of everything so far.
@@ -381,7 +425,23 @@ impl<F: Read> Checksummed<F> {
     fn read_bytes(&mut self, bytes: &mut [u8]) -> io::Result<()> {
         self.file.read_exact(bytes)?;
         self.hasher.update(bytes);
+        self.at += bytes.len() as u64;
         Ok(())
+    }
+
+    /// Fills the rows of all heads. Returns the place of the first head's and the distance to the next's if they are
+    /// aligned.
+    fn read_heads(&mut self, version: u8, rows: &mut [u8]) -> io::Result<Option<(u64, u64)>> {
+        let each = rows.len() / KV_HEADS;
+        let mut first = None;
+        for rows in rows.chunks_exact_mut(each.max(1)) {
+            let padding = padding(version, self.at, each as u64);
+            self.read_bytes(&mut vec![0; padding as usize])?;
+            first = first.or(Some(self.at));
+            self.read_bytes(rows)?;
+        }
+        let is_aligned = version > WITHOUT_PADDING && each as u64 >= ALIGN_FROM;
+        Ok(first.filter(|_| is_aligned).map(|first| (first, (each as u64).next_multiple_of(ALIGN))))
     }
 
     /// Reads a checksum and compares it with that of everything so far.

@@ -174,7 +174,7 @@ class Session:
         _check(_library.antigravity_session_save(self._handle, *_encode(os.fspath(path))))
 
     def load(self, path: "str | os.PathLike[str]") -> None:
-        """Replaces the session by the one in a file."""
+        """Replaces the session by the one in a file. Sessions that load the same file share its memory."""
         _check(_library.antigravity_session_load(self._handle, *_encode(os.fspath(path))))
 
     def close(self) -> None:

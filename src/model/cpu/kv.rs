@@ -1,12 +1,12 @@
 //! The CPU's KV cache of one sequence, allocated once for the whole context, and the attention mass of its slots.
 
 use super::acts::try_vec;
-use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, ring_spans};
+use crate::device::{Extent, HostLayer, HostRows, KvCache, KvRows, Ring, RowsInFile, ring_spans};
 use crate::dims::{
     HEAD_DIM, KV_HEADS, LAYER_STATE, attention_layers, cache_layers, full_attention_layers, is_sliding,
     state_range,
 };
-use files::mapped::AlignedBytes;
+use files::mapped::{AlignedBytes, page_size};
 use files::{Error, Result};
 use numeric::kv::{KvTypes, check_capacity, check_kept_slots};
 use std::ops::Range;
@@ -222,6 +222,8 @@ impl KvCache for CpuCache {
         }
         if len == 0 {
             self.rows.states[0].fill(0.0);
+            self.rows.k.unmap_files();
+            self.rows.v.unmap_files();
         }
         self.set_filled(len);
         self.release_unused();
@@ -305,6 +307,22 @@ impl KvCache for CpuCache {
             }
         }
         Ok(())
+    }
+
+    fn map_rows(&mut self, layer: usize, slots: usize, rows: &RowsInFile<'_>) -> bool {
+        let (first, capacity) = self.rows.layer_rows_at(layer);
+        assert!(!is_sliding(layer) && slots <= capacity);
+        self.touched = self.touched.max(slots);
+        let planes = [&mut self.rows.k, &mut self.rows.v].into_iter().zip(self.rows.row_bytes);
+        planes.zip(rows.heads).all(|((plane, row), (offset, step))| {
+            // The rest of a head's last page has the file's bytes, too.
+            (capacity * row).is_multiple_of(page_size())
+                && (0..KV_HEADS).all(|head| {
+                    let start = (first + head * capacity) * row;
+                    let place = (rows.path, rows.file, offset + head as u64 * step);
+                    plane.map_file(start..start + slots * row, place)
+                })
+        })
     }
 
     fn read_mass(&mut self, layer: usize, mass: &mut [f32]) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::dims::{
     FIRST_SHARING_LAYER, HEAD_DIM, KV_HEADS, LAYER_KINDS, STATE, attention_layers, full_attention_layers,
     is_sliding,
 };
-use crate::model::device::{KvRows, Logits, lock_device};
+use crate::model::device::{KvRows, Logits, RowsInFile, lock_device};
 use crate::run::placement::{Checkpoint, RowState, TokenKind};
 use files::config::LayerKind;
 use files::{Error, Result};
@@ -428,6 +428,15 @@ impl Session {
         sequence: Sequence,
         mut each: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
     ) -> Result<()> {
+        self.restore_mapped(sequence, |layer, rows, mass| each(layer, rows, mass).map(|()| None))
+    }
+
+    /// [`Session::restore`] where `each` also says where in a file a layer's rows can be mapped, if they can.
+    pub(crate) fn restore_mapped<'a>(
+        &mut self,
+        sequence: Sequence,
+        mut each: impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<Option<RowsInFile<'a>>>,
+    ) -> Result<()> {
         sequence.validate(self.device_cache.extent().slots)?;
         self.clear();
         if !sequence.cuts.is_empty() {
@@ -452,10 +461,10 @@ impl Session {
     }
 
     /// Fills all rows.
-    fn fill_rows(
+    fn fill_rows<'a>(
         &mut self,
         sequence: &Sequence,
-        each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<()>,
+        each: &mut impl FnMut(usize, &mut KvRows, &mut Vec<f32>) -> Result<Option<RowsInFile<'a>>>,
     ) -> Result<()> {
         let types = self.device_cache.extent().types;
         let (mut rows, mut mass) = (KvRows::default(), Vec::new());
@@ -464,8 +473,11 @@ impl Session {
             rows.resize(types, all.len(), HEAD_DIM);
             let massed = sequence.observed_since.is_some() && !is_sliding(layer);
             mass.resize(if massed { KV_HEADS * all.len() } else { 0 }, 0.0);
-            each(layer, &mut rows, &mut mass)?;
-            self.device_cache.cache().write_rows(layer, all, &rows)?;
+            let in_file = each(layer, &mut rows, &mut mass)?;
+            let cache = self.device_cache.cache();
+            if !in_file.is_some_and(|in_file| cache.map_rows(layer, all.len(), &in_file)) {
+                cache.write_rows(layer, all, &rows)?;
+            }
             // A policy that does not look at attention drops the mass.
             if !is_sliding(layer) && self.observes_attention() {
                 self.device_cache.write_mass(layer, &mass)?;

@@ -128,7 +128,7 @@ fn a_cancelled_prompt_goes_on() {
 
 /// The files in `tests/fixtures/sessions` were written by `generate --temp 0 -p "Once upon a time" -n 12`: `version4`
 /// before keys of q4 were stored less their means, `version5` before they were scaled,
-/// `version6` before windows had rows of their own.
+/// `version6` before windows had rows of their own, `version7` before rows were aligned.
 #[test]
 fn sessions_of_older_programs_go_on() {
     let temp = TestDir::new();
@@ -137,13 +137,13 @@ fn sessions_of_older_programs_go_on() {
         sampler: SamplerOptions { temperature: 0.0, ..SamplerOptions::default() },
         ..GenerateOptions::default()
     };
-    for old in ["version4", "version5", "version6"] {
+    for old in ["version4", "version5", "version6", "version7"] {
         let file = temp.file(old);
         std::fs::copy(paths::root().join("tests/fixtures/sessions").join(old), &file).unwrap();
         let (run, _) = go_on(&engine, &file, 12, &options);
         assert_eq!(run.text, " town of Longside. He was known to be clumsy.", "{old}");
         // It was saved with the others' keys, and goes on from there.
-        assert_eq!(std::fs::read(&file).unwrap()[..8], *b"AGSAVED7");
+        assert_eq!(std::fs::read(&file).unwrap()[..8], *b"AGSAVED8");
         go_on(&engine, &file, 1, &options);
     }
 }

@@ -156,7 +156,7 @@ public final class Model implements AutoCloseable {
             new Call(null, (call, out) -> saveSession(handle, text)).finish();
         }
 
-        /** Replaces the session by the one in a file. */
+        /** Replaces the session by the one in a file. Sessions that load the same file share its memory. */
         public void load(@NonNull String path) {
             byte[] text = encode(path);
             new Call(null, (call, out) -> loadSession(handle, text)).finish();
