@@ -226,26 +226,3 @@ fn the_plan_counts_the_rows_that_there_are() {
         }
     }
 }
-
-/// Gemma 3 1B, whose weights need not be there: 22 of 26 layers see 512 positions.
-#[test]
-fn a_long_context_costs_little_where_most_layers_are_local() {
-    if dims::MODEL != "gemma3-1b" {
-        return;
-    }
-    assert_eq!((SLIDING_LAYERS, WINDOW), (22, 512));
-    let cache = |slots: usize| -> u64 {
-        let plan = Plan::estimate(&EngineOptions { max_seq_len: slots, ..options(256) }).unwrap();
-        plan.plan_items().iter().filter(|i| i.purpose.starts_with("KV cache")).map(|i| i.bytes).sum()
-    };
-    let whole = |slots: usize| {
-        let types = options(1).kv_types;
-        (slots * types.slot_bytes(dims::LAYERS, dims::KV_HEADS, dims::HEAD_DIM)) as u64
-    };
-    assert_eq!(cache(512), whole(512));
-    for (slots, ratio) in [(2048, 1.8), (8192, 4.0), (32768, 5.6)] {
-        let saved = whole(slots) as f64 / cache(slots) as f64;
-        assert!(saved > ratio, "{slots}: {saved}");
-        eprintln!("{slots} slots: {} bytes instead of {}", cache(slots), whole(slots));
-    }
-}

@@ -17,6 +17,7 @@ use crate::{build, command};
 use clap::Args;
 use compare::{TOLERANCE, is_beginning, is_text, largest_difference, max_abs, wrong_steps};
 use engine::{Engine, Variant};
+use files::config::ModelConfig;
 use reference::{PromptCase, Reference, TextCase};
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,20 +28,14 @@ use std::path::{Path, PathBuf};
 pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
 pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
-/// A model of each family that is not Llama's or Qwen's.
-const FAMILIES: [&str; 12] = [
+/// Models that have each kind of layer, norm and gate that Llama's and Qwen's have not.
+const FAMILIES: [&str; 6] = [
     "m8-gpt2-bare-f32",
     "m9-gemma3-270m-bf16",
-    "m11-smollm3-bf16",
-    "m12-phi4mini-short-bf16",
-    "m14-granite-bf16",
     "m20-qwen35-bf16",
     "m21-lfm2moe-bf16",
     "m22-gemma4-e2b-bf16",
-    "m28-lfm3-bf16",
-    "m31-olmo3-bf16",
     "m34-falconh1-bf16",
-    "m35-nemotronh-bf16",
 ];
 
 #[derive(Args)]
@@ -67,12 +62,15 @@ pub fn check(names: &[String]) -> Result<Tally> {
         names.iter().map(|name| build::model_dir(name)).collect::<Result<Vec<_>>>()?
     };
     let (mut rows, mut total) = (Vec::new(), Tally::default());
+    let groups = group_by_config(dirs)?;
     // The next model is built while one is checked.
     std::thread::scope(|scope| {
         let (send, built) = std::sync::mpsc::sync_channel(0);
-        let dirs = &dirs;
-        scope.spawn(move || dirs.iter().all(|dir| send.send(ModelCheck::new(dir)).is_ok()));
-        for (dir, built) in dirs.iter().zip(built) {
+        let groups = &groups;
+        scope.spawn(move || {
+            groups.iter().all(|(dir, alike)| send.send(ModelCheck::new(dir, alike)).is_ok());
+        });
+        for ((dir, _), built) in groups.iter().zip(built) {
             let mut tally = Tally::default();
             match built.and_then(ModelCheck::check) {
                 Ok(row) => {
@@ -116,14 +114,32 @@ fn all_models() -> Result<Vec<PathBuf>> {
     dirs.sort();
     dirs.push(command::root().join("models/story"));
     dirs.retain(|dir| Reference::exists(dir));
-    // One build from the first file of each model, unless the program of its checkpoint is the same and runs the files.
+    // One build from the first file of each model, unless the program of its checkpoint runs the files.
     let mut models = BTreeSet::new();
     for file in gguf::files()? {
-        if models.insert(file.model.clone()) && file.needs_own_build()? {
+        if models.insert(file.model.clone()) && file.fits_checkpoint()? != Some(true) {
             dirs.push(file.path);
         }
     }
     Ok(dirs)
+}
+
+/// Puts models with equal configs together: the first, and those that its program runs too.
+fn group_by_config(paths: Vec<PathBuf>) -> Result<Vec<(PathBuf, Vec<PathBuf>)>> {
+    let mut groups: Vec<(Option<ModelConfig>, PathBuf, Vec<PathBuf>)> = Vec::new();
+    for path in paths {
+        let file = path.join("config.json");
+        let config = if path.is_dir() {
+            Some(ModelConfig::parse(&fs::read_to_string(&file).at(&file)?).at(&file)?)
+        } else {
+            None
+        };
+        match groups.iter_mut().find(|(first, ..)| config.is_some() && *first == config) {
+            Some((_, _, alike)) => alike.push(path),
+            None => groups.push((config, path, Vec::new())),
+        }
+    }
+    Ok(groups.into_iter().map(|(_, first, alike)| (first, alike)).collect())
 }
 
 /// Results of one model.
@@ -175,10 +191,12 @@ struct ModelCheck {
     name: String,
     /// The comparison of its cache with that of transformers, where there is one.
     past: Option<Result<()>>,
+    /// Models with the same config, of which the logits are checked.
+    alike: Vec<PathBuf>,
 }
 
 impl ModelCheck {
-    fn new(dir: &Path) -> Result<ModelCheck> {
+    fn new(dir: &Path, alike: &[PathBuf]) -> Result<ModelCheck> {
         let reference = if dir.is_file() { None } else { Some(Reference::load(dir)?) };
         let file = dir.file_name().unwrap_or_default().to_string_lossy();
         let stem = file.split('.').next().unwrap_or_default();
@@ -186,11 +204,11 @@ impl ModelCheck {
         let place = if reference.is_some() { name.clone() } else { format!("{name}-gguf") };
         let engine = Engine::build(dir, &place)?;
         let past = dir.join("past_key_values.json").is_file().then(|| build::compare_past_key_values(dir));
-        Ok(ModelCheck { engine, reference, name, past })
+        Ok(ModelCheck { engine, reference, name, past, alike: alike.to_vec() })
     }
 
     fn check(self) -> Result<ModelRow> {
-        let ModelCheck { engine, reference, name, past } = self;
+        let ModelCheck { engine, reference, name, past, alike } = self;
         let Some(reference) = reference else {
             let mut row = ModelRow { model: format!("{name} (GGUF)"), ..ModelRow::default() };
             row.add(Column::Gguf, gguf::check(&engine, &name)?);
@@ -208,6 +226,12 @@ impl ModelCheck {
         }
         if reference.eos.is_some() {
             row.count(Column::Greedy, check_eos(&engine, &reference));
+        }
+        for dir in alike {
+            let (engine, reference) = (engine.with_model(&dir), Reference::load(&dir)?);
+            for case in &reference.cases {
+                check_case(&engine, &reference, case, &mut row);
+            }
         }
         if let Some(past) = past {
             row.count(Column::Logits, past);
@@ -426,11 +450,12 @@ mod tests {
     #[test]
     fn every_model_with_results_is_found() {
         let names = all_models().unwrap();
-        // Those with a checkpoint, and those whose GGUF file says something else than that or has none.
+        // Those with a checkpoint, and those whose GGUF file is for another program than that, or is alone.
         assert_eq!(
             (names.iter().filter(|n| n.is_dir()).count(), names.iter().filter(|n| n.is_file()).count()),
-            (42, 10)
+            (42, 3)
         );
+        assert_eq!(group_by_config(names).unwrap().len(), 42);
         assert!(gguf::files().unwrap().iter().all(|file| file.path.is_file()));
     }
 }

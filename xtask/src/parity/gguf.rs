@@ -97,17 +97,12 @@ pub fn files() -> Result<Vec<GgufFile>> {
 }
 
 impl GgufFile {
-    /// Finds out whether the program that is built for it differs from that for the checkpoint of its model: a build
-    /// knows the config and nothing else.
-    pub fn needs_own_build(&self) -> Result<bool> {
-        Ok(self.configs()?.is_none_or(|[of_file, of_checkpoint]| of_file != of_checkpoint))
-    }
-
-    /// Finds out whether the program for the checkpoint of its model runs it. Falcon-H1's does not: in GGUF files the
-    /// multipliers are part of the weights.
-    fn fits_checkpoint(&self) -> Result<bool> {
-        let differ = |[of_file, of_checkpoint]: [ModelConfig; 2]| of_checkpoint.find_difference(&of_file);
-        Ok(self.configs()?.and_then(differ).is_none())
+    /// True if the program for the checkpoint of its model runs it; `None` if there is no checkpoint. Falcon-H1's does not:
+    /// in GGUF files the multipliers are part of the weights.
+    pub fn fits_checkpoint(&self) -> Result<Option<bool>> {
+        let fits =
+            |[of_file, of_checkpoint]: [ModelConfig; 2]| of_checkpoint.find_difference(&of_file).is_none();
+        Ok(self.configs()?.map(fits))
     }
 
     /// Its config, and that of the checkpoint of its model if there is one.
@@ -190,7 +185,7 @@ impl GgufFile {
 pub fn check(engine: &Engine, model: &str) -> Result<Tally> {
     let mut tally = Tally::default();
     for file in files()?.iter().filter(|f| f.model == model) {
-        if engine.has_checkpoint() && !file.fits_checkpoint()? {
+        if engine.has_checkpoint() && file.fits_checkpoint()? == Some(false) {
             continue;
         }
         let name = file.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -199,7 +194,7 @@ pub fn check(engine: &Engine, model: &str) -> Result<Tally> {
         tally.count_quietly(&name, file.check_native(&of_file, &name));
         tally.count_quietly(&name, file.check_packed(&of_file));
         // Of Falcon-H1's the program is another than that for the checkpoint.
-        if model == ALL_FORMATS || !file.fits_checkpoint()? {
+        if model == ALL_FORMATS || file.fits_checkpoint()? == Some(false) {
             tally.count_quietly(&name, file.check_device(&of_file));
         }
         // The checkpoints that have such files are in BF16.

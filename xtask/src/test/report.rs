@@ -53,8 +53,9 @@ impl Report {
             self.failures.extend(messages.iter().take(MESSAGES).map(|line| format!("    {line}")));
         }
         self.total += tally;
-        eprintln!("{part} {:.0} s", time.as_secs_f64());
         self.times.push((part.into(), time));
+        let sum: Duration = self.times.iter().map(|(_, time)| *time).sum();
+        eprintln!("{part} {:.0} s, all so far {:.0} s", time.as_secs_f64(), sum.as_secs_f64());
     }
 
     pub fn failed(&self) -> bool {

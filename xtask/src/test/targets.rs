@@ -1,6 +1,6 @@
-//! The parts that build the released binaries, inspect them, and run them if this machine can.
+//! The parts that build binaries for 64-bit Arm and inspect them, or run them in an emulator.
 
-use super::report::{Tally, skip, skip_missing};
+use super::report::{Tally, skip_missing};
 use super::{Outcome, arm};
 use crate::error::{Error, Result};
 use crate::golden::case::read_case;
@@ -13,38 +13,23 @@ use std::process::Command;
 /// The case that is run again.
 const STORY: &str = "tests/golden/story/once.json";
 
-/// Starts the builds for [`sizes`] on cores that other parts leave idle: they take two cores for eight minutes. Cargo's
-/// lock makes `sizes` wait for them. A failure here is ignored: it happens again in `sizes`, which reports it.
+/// Starts the builds for [`sizes`] on cores that other parts leave idle: they take two cores for minutes. Cargo's lock
+/// makes `sizes` wait for them. A failure here is ignored: it happens again in `sizes`, which reports it.
 pub fn build_early() {
-    let builds: [fn() -> Result<()>; 2] = [
-        || match android::find_missing(ANDROID) {
-            Some(_) => Ok(()),
-            None => ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop)),
-        },
-        || if size::has_budget(&build::host_triple()) { for_here().map(drop) } else { Ok(()) },
-    ];
-    for build in builds {
-        std::thread::spawn(move || {
-            // On Linux this affects only this thread and its children.
-            let _ = rustix::process::nice(19);
-            build()
-        });
+    if android::find_missing(ANDROID).is_some() {
+        return;
     }
+    std::thread::spawn(|| {
+        // On Linux this affects only this thread and its children.
+        let _ = rustix::process::nice(19);
+        ANDROID_BUILDS.into_iter().try_for_each(|features| for_android(features).map(drop))
+    });
 }
 
-/// Builds the release binaries for Android, with all features and with none, and for this machine. Most of the time
-/// goes to the linker, which uses one core, so two are built at the same time.
+/// Builds the release binaries for Android, with all features and with none, and checks their sizes and that Android can
+/// load them. They are always built without an NDK, to be the same on
+/// every machine.
 pub fn sizes() -> Outcome {
-    std::thread::scope(|scope| {
-        let android = scope.spawn(android);
-        let mut tally = here()?;
-        tally += android.join().expect("invariant: nothing in it panics")?;
-        Ok(tally)
-    })
-}
-
-/// Checks that Android can load the binary. It is always built without an NDK, to be the same on every machine.
-fn android() -> Outcome {
     if let Some((what, remedy)) = android::find_missing(ANDROID) {
         return Ok(skip_missing((&what, &remedy)));
     }
@@ -68,24 +53,6 @@ const ANDROID_BUILDS: [Features; 2] = [Features::None, Features::Default];
 
 fn for_android(features: Features) -> Result<PathBuf> {
     build::build_release_aside(features, ANDROID, &build::model_dir("story")?)
-}
-
-fn for_here() -> Result<PathBuf> {
-    build::build_for_target(&build::host_triple(), Some(&build::model_dir("story")?))
-}
-
-/// This machine's own program tells the story.
-fn here() -> Outcome {
-    let host = build::host_triple();
-    if !size::has_budget(&host) {
-        let remedy = "nothing to install; see xtask/src/size.rs";
-        return Ok(skip(&format!("no size budget for {host}"), remedy));
-    }
-    let binary = for_here()?;
-    let bytes = size::check(&binary, &host, Features::Default)?;
-    eprintln!("{}: {}", binary.display(), size::megabytes(bytes));
-    check_story(command(&binary, ARCH), &build::model_dir("story")?)?;
-    Ok(Tally::ONE)
 }
 
 /// Runs the static binary for 64-bit Arm, emulated on other machines.
