@@ -10,9 +10,9 @@
 //! | … | for each layer: the key rows, `[kv_head][padding][slot][row bytes]`; the value rows; if attention is observed, its mass, `[kv_head][slot]` f32, little endian. Sliding-window layers have the rows of the latest positions instead, and no mass |
 //! | 4 | CRC-32 of everything before, little endian |
 //!
-//! Rows move between cache and file layer by layer. Those of a head that are 64 KiB or more begin at a multiple of 16 KiB,
-//! after `padding` of zeros: sessions that load the file map them, and share their memory. A file appears complete or not at all. It is not trusted: its size
-//! is checked against its header before memory is allocated.
+//! Rows move between cache and file layer by layer. A head's rows of 64 KiB or more begin at a multiple of 16 KiB, after
+//! `padding` of zeros, so that sessions that load the file can map them and share their memory. A file appears complete
+//! or not at all. It is not trusted: its size is checked against its header before memory is allocated.
 
 use crate::dims::{
     HEAD_DIM, KV_HEADS, SLIDING_LAYERS, STATE, STATE_BYTES, VOCAB, attention_layers, is_sliding,
@@ -41,7 +41,8 @@ use text::sampler::{Rng, SamplerOptions};
 pub const MAGIC: &[u8; 7] = b"AGSAVED";
 /// The byte after them.
 pub const VERSION: u8 = b'8';
-/// Earlier versions: rows without padding; rows of all slots in sliding-window layers; means subtracted from keys; keys as they are.
+/// Earlier versions: rows without padding; of all slots in sliding-window layers too; means subtracted from keys; keys as
+/// they are.
 const WITHOUT_PADDING: u8 = b'7';
 const WITHOUT_RINGS: u8 = b'6';
 const WITHOUT_SCALES: u8 = b'5';
@@ -360,7 +361,7 @@ impl SessionHeader {
     fn file_size(&self, session: &Session, end: u64) -> Option<u64> {
         let types = session.extent().types;
         let tokens = self.sequence.tokens.len();
-        // Checked first, as every layer's rows are of these.
+        // Otherwise the ranges of rows are empty.
         tokens.checked_sub(self.sequence.oldest)?;
         let mut at = end;
         for layer in attention_layers() {
