@@ -3,7 +3,7 @@
 
 use crate::eviction::reference::Reference;
 use crate::support::paths;
-use antigravity::dims::{self, SLIDING_LAYERS, VOCAB, WINDOW, attention_layers, is_sliding};
+use antigravity::dims::{SLIDING_LAYERS, VOCAB, WINDOW, attention_layers, is_sliding};
 use antigravity::model::device::KvRows;
 use antigravity::model::weights::WeightType;
 use antigravity::plan::Plan;
