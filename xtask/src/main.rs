@@ -53,7 +53,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Runs the tests that every change must pass; `test all` runs everything, `test list` lists the parts
+    /// Runs the tests that every change must pass; `test all` runs what CI does, `test list` lists the parts
     Test(test::TestArgs),
     /// Downloads a real model: a name under models/, such as smollm2-135m, or org/name[:file] of the Hugging Face Hub
     Fetch(fetch::FetchArgs),

@@ -66,7 +66,8 @@ const PARTS: &[Part] = &[
     Part { name: "sliding", when: Always, about: "sliding-window layers and recurrent ones: caches and conversations of small models", run: sliding_window_layers },
     Part { name: "refusal", when: Always, about: "a model of an unsupported architecture is refused with a one-line error", run: another_architecture },
     Part { name: "assertions", when: Named, about: "this CPU's tests with Rust's pointer checks, as Arm's always are", run: with_pointer_checks },
-    Part { name: "long", when: All, about: "a chat of 20,000 turns, and every kernel of the device with every cache and format", run: long },
+    Part { name: "long", when: All, about: "a chat of 20,000 turns", run: long },
+    Part { name: "kernels", when: Named, about: "every OpenCL kernel with every cache and format, which takes ten minutes to compile", run: every_kernel },
     Part { name: "larger", when: All, about: "a model of experts twice as large as memory writes the same text", run: larger::run },
     Part { name: "quality", when: All, about: "the cost of four-bit caches and eviction, as promised in the story model's README", run: quality_of_the_cache },
     Part { name: "library", when: All, about: "the C library: an example, 1,000 loads, threads, bad arguments, AddressSanitizer", run: library::run },
@@ -176,18 +177,23 @@ fn cargo_tests() -> Outcome {
 /// A chat that takes minutes.
 const LONG_CHAT: &str = "chat::twenty_thousand";
 
-/// Runs the tests that take one core for minutes, at the same time.
 fn long() -> Outcome {
-    CargoTest::new(&[]).build()?;
     let chat = CargoTest::new(&["--test", "cli"]).only(&["--ignored", "--nocapture", LONG_CHAT]);
+    expect_tests(1, chat.run()?)
+}
+
+fn every_kernel() -> Outcome {
     let kernels = CargoTest::new(&["--test", "opencl"]).only(&["--exact"]).only(&EVERY_KERNEL);
-    let tally = run_beside(&chat, || kernels.run())?;
-    // A test that was renamed must not be left out in silence.
-    let (ran, named) = (tally.total(), EVERY_KERNEL.len() as u64 + 1);
-    if ran != named {
-        return Err(Error::Failed(format!("{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT")));
+    expect_tests(EVERY_KERNEL.len(), kernels.run()?)
+}
+
+/// Fails if another number of tests ran: one that was renamed must not be left out in silence.
+fn expect_tests(named: usize, tally: Tally) -> Outcome {
+    let ran = tally.total();
+    if ran == named as u64 {
+        return Ok(tally);
     }
-    Ok(tally)
+    Err(Error::Failed(format!("{ran} tests ran, not {named}: see EVERY_KERNEL and LONG_CHAT")))
 }
 
 fn oclgrind() -> Outcome {
