@@ -59,7 +59,7 @@ const ALIGN_FROM: u64 = 64 << 10;
 const ALIGN: u64 = 16 << 10;
 
 /// Bytes of padding before rows of `len` bytes at byte `at` of a file.
-fn padding(version: u8, at: u64, len: u64) -> u64 {
+fn count_padding(version: u8, at: u64, len: u64) -> u64 {
     if version <= WITHOUT_PADDING || len < ALIGN_FROM { 0 } else { at.next_multiple_of(ALIGN) - at }
 }
 
@@ -369,7 +369,7 @@ impl SessionHeader {
             for kind in [types.k, types.v] {
                 let len = rows.checked_mul(kind.row_bytes(HEAD_DIM) as u64)?;
                 for _ in 0..KV_HEADS {
-                    at = at.checked_add(padding(self.version, at, len))?.checked_add(len)?;
+                    at = at.checked_add(count_padding(self.version, at, len))?.checked_add(len)?;
                 }
             }
             if self.sequence.observed_since.is_some() && !is_sliding(layer) {
@@ -408,7 +408,7 @@ impl<F: Write> Checksummed<F> {
     /// Writes rows of all heads, each after its padding.
     fn write_heads(&mut self, rows: &[u8]) -> io::Result<()> {
         for rows in rows.chunks_exact((rows.len() / KV_HEADS).max(1)) {
-            let padding = padding(VERSION, self.at, rows.len() as u64);
+            let padding = count_padding(VERSION, self.at, rows.len() as u64);
             self.write_bytes(&vec![0; padding as usize])?;
             self.write_bytes(rows)?;
         }
@@ -436,7 +436,7 @@ impl<F: Read> Checksummed<F> {
         let each = rows.len() / KV_HEADS;
         let mut first = None;
         for rows in rows.chunks_exact_mut(each.max(1)) {
-            let padding = padding(version, self.at, each as u64);
+            let padding = count_padding(version, self.at, each as u64);
             self.read_bytes(&mut vec![0; padding as usize])?;
             first = first.or(Some(self.at));
             self.read_bytes(rows)?;

@@ -87,65 +87,67 @@ pub fn attend<const HD: usize>(
     out: &mut [Partial<HD>],
 ) {
     #[inline(always)]
-    unsafe fn body<L: Lanes, const HD: usize, const N: usize>(
+    unsafe fn body_for_few<L: Lanes, const HD: usize>(
         kv: KvChunk<'_>,
         queries: &[[f32; HD]],
         visible: &[usize],
         out: &mut [Partial<HD>],
     ) {
-        let mut ends = [0; N];
-        ends.iter_mut().zip(visible).for_each(|(end, &n)| *end = visible_range(n, kv.window).end);
-        let ends = &ends[..visible.len()];
-        let slots = ends.iter().copied().max().unwrap_or(0);
-        let mut scores = Scores::<N>::NONE;
-        // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
-        let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
-        let (values, keys) = if const { N <= FEW } {
-            (Prefetch::new(kv.v.as_ptr(), v_row), Prefetch::new(kv.k.as_ptr(), k_row).skip_rows(CHUNK))
-        } else {
-            (Prefetch::NOTHING, Prefetch::NOTHING)
-        };
-        let scores = compute_scores::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
-        for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
-            let range = visible_range(n, kv.window);
-            scores[..range.start].fill(HIDDEN);
-            (out.m, out.l) = exp_scores::<L>(&mut scores[..range.end]);
-            out.o = [0.0; HD];
-        }
-        let alike = ends.iter().all(|&n| n == slots);
-        if const { is_fused::<L, HD, N>() } && alike {
-            fused::weighted_sum::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
-        } else {
-            weighted_sum::<L, HD>(kv.types.v, kv.v, (scores, ends), out, keys);
-        }
+        attend_queries::<L, HD, FEW>(kv, queries, visible, out)
     }
     #[inline(always)]
-    unsafe fn few<L: Lanes, const HD: usize>(
+    unsafe fn body_for_many<L: Lanes, const HD: usize>(
         kv: KvChunk<'_>,
         queries: &[[f32; HD]],
         visible: &[usize],
         out: &mut [Partial<HD>],
     ) {
-        body::<L, HD, FEW>(kv, queries, visible, out)
-    }
-    #[inline(always)]
-    unsafe fn many<L: Lanes, const HD: usize>(
-        kv: KvChunk<'_>,
-        queries: &[[f32; HD]],
-        visible: &[usize],
-        out: &mut [Partial<HD>],
-    ) {
-        body::<L, HD, MAX_QUERIES>(kv, queries, visible, out)
+        attend_queries::<L, HD, MAX_QUERIES>(kv, queries, visible, out)
     }
     let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
     assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= MAX_QUERIES);
     assert!(kv.k.len() >= slots * kv.types.k.row_bytes(HD) && kv.v.len() >= slots * kv.types.v.row_bytes(HD));
     if queries.len() <= FEW {
-        dispatch!(isa, few::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
+        dispatch!(isa, body_for_few::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
             out: &mut [Partial<HD>]))
     } else {
-        dispatch!(isa, many::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
+        dispatch!(isa, body_for_many::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
             out: &mut [Partial<HD>]))
+    }
+}
+
+/// Implements [`attend`] for at most `N` queries.
+#[inline(always)]
+unsafe fn attend_queries<L: Lanes, const HD: usize, const N: usize>(
+    kv: KvChunk<'_>,
+    queries: &[[f32; HD]],
+    visible: &[usize],
+    out: &mut [Partial<HD>],
+) {
+    let mut ends = [0; N];
+    ends.iter_mut().zip(visible).for_each(|(end, &n)| *end = visible_range(n, kv.window).end);
+    let ends = &ends[..visible.len()];
+    let slots = ends.iter().copied().max().unwrap_or(0);
+    let mut scores = Scores::<N>::NONE;
+    // Few queries are bound by memory: while keys are read, values are prefetched, then the next chunk's keys.
+    let (k_row, v_row) = (kv.types.k.row_bytes(HD), kv.types.v.row_bytes(HD));
+    let (values, keys) = if const { N <= FEW } {
+        (Prefetch::new(kv.v.as_ptr(), v_row), Prefetch::new(kv.k.as_ptr(), k_row).skip_rows(CHUNK))
+    } else {
+        (Prefetch::NOTHING, Prefetch::NOTHING)
+    };
+    let scores = compute_scores::<L, HD, N>((kv.types.k, kv.k, slots), queries, values, &mut scores);
+    for ((scores, out), &n) in scores.iter_mut().zip(out.iter_mut()).zip(visible) {
+        let range = visible_range(n, kv.window);
+        scores[..range.start].fill(HIDDEN);
+        (out.m, out.l) = exp_scores::<L>(&mut scores[..range.end]);
+        out.o = [0.0; HD];
+    }
+    let alike = ends.iter().all(|&n| n == slots);
+    if const { is_fused::<L, HD, N>() } && alike {
+        fused::weighted_sum::<L, HD>(kv.types.v, (kv.v, slots), scores, out, keys);
+    } else {
+        weighted_sum::<L, HD>(kv.types.v, kv.v, (scores, ends), out, keys);
     }
 }
 

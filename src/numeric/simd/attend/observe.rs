@@ -64,7 +64,7 @@ pub fn add_attention_mass<const HD: usize, const N: usize>(
         }
     }
     #[inline(always)]
-    unsafe fn few<L: Lanes, const HD: usize>(
+    unsafe fn body_for_few<L: Lanes, const HD: usize>(
         kind: KvType,
         k: &[u8],
         looks: ObservedQueries<'_, HD>,
@@ -78,7 +78,7 @@ pub fn add_attention_mass<const HD: usize, const N: usize>(
     assert!(!queries.is_empty() && softmax.len() == queries.len());
     assert!(mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
     if queries.len() <= FEW {
-        dispatch!(isa, few::<L, HD: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
+        dispatch!(isa, body_for_few::<L, HD: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
             mass: &mut [f32]))
     } else {
         dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
