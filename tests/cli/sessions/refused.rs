@@ -173,7 +173,7 @@ fn headers_that_do_not_fit_are_refused() {
     mentions(&refused(2, &|h| h["kv"] = json!(["q8", "q4"])), &["`KvTypes::k` q8 `KvTypes::v` q4;"]);
     let mut other = bed.good.clone();
     other[7] = b'1';
-    mentions(&bed.refused(&other, 3), &["session format 1, but this program reads 7"]);
+    mentions(&bed.refused(&other, 3), &["session format 1, but this program reads 8"]);
     mentions(&refused(3, &|h| h["calibration"] = json!("0123")), &["another calibration", "delete it"]);
     mentions(&refused(3, &|h| h["calibration"] = json!(null)), &["another calibration", "delete it"]);
     let wrong: [&dyn Fn(&mut Value); 15] = [
