@@ -44,9 +44,9 @@ mod q4_rows;
 mod quantise;
 /// A checkpoint that is quantised already gives other weights than the values that it stands for.
 mod quantised;
-/// Sliding-window layers keep too few rows or too many, or a reused row changes a result. `cargo xtask test sliding`
 /// Sessions that load a saved sequence take memory each, compute other tokens, or change the file.
 mod shared_prefix;
+/// Sliding-window layers keep too few rows or too many, or a reused row changes a result. `cargo xtask test sliding`
 /// builds for models with such layers.
 mod sliding_window;
 /// Layers on several devices give other bits than on one, or a device is given layers that it cannot compute.

@@ -28,7 +28,8 @@ use std::path::{Path, PathBuf};
 pub const DECIDABLE: f64 = 2.0 * TOLERANCE as f64;
 pub const FLOAT: &[&str] = &["--weight-type", "f32", "--kv-type", "f32"];
 const QUANTISED: &[&str] = &["--weight-type", "q4_0"];
-/// Models that have each kind of layer, norm and gate that Llama's and Qwen's have not.
+/// Models with what Llama's and Qwen 3's have not: LayerNorm and no gate, windows, delta nets, convolutions and experts,
+/// embeddings of each layer, Mamba2.
 const FAMILIES: [&str; 6] = [
     "m8-gpt2-bare-f32",
     "m9-gemma3-270m-bf16",

@@ -86,37 +86,29 @@ pub fn attend<const HD: usize>(
     visible: &[usize],
     out: &mut [Partial<HD>],
 ) {
-    #[inline(always)]
-    unsafe fn body_for_few<L: Lanes, const HD: usize>(
-        kv: KvChunk<'_>,
-        queries: &[[f32; HD]],
-        visible: &[usize],
-        out: &mut [Partial<HD>],
-    ) {
-        attend_queries::<L, HD, FEW>(kv, queries, visible, out)
-    }
-    #[inline(always)]
-    unsafe fn body_for_many<L: Lanes, const HD: usize>(
-        kv: KvChunk<'_>,
-        queries: &[[f32; HD]],
-        visible: &[usize],
-        out: &mut [Partial<HD>],
-    ) {
-        attend_queries::<L, HD, MAX_QUERIES>(kv, queries, visible, out)
-    }
     let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
     assert!(queries.len() == visible.len() && queries.len() == out.len() && queries.len() <= MAX_QUERIES);
     assert!(kv.k.len() >= slots * kv.types.k.row_bytes(HD) && kv.v.len() >= slots * kv.types.v.row_bytes(HD));
     if queries.len() <= FEW {
-        dispatch!(isa, body_for_few::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
-            out: &mut [Partial<HD>]))
+        attend_at_most::<HD, FEW>(isa, kv, queries, visible, out)
     } else {
-        dispatch!(isa, body_for_many::<L, HD: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]], visible: &[usize],
-            out: &mut [Partial<HD>]))
+        attend_at_most::<HD, MAX_QUERIES>(isa, kv, queries, visible, out)
     }
 }
 
-/// Implements [`attend`] for at most `N` queries.
+/// [`attend`] for at most `N` queries.
+fn attend_at_most<const HD: usize, const N: usize>(
+    isa: Isa,
+    kv: KvChunk<'_>,
+    queries: &[[f32; HD]],
+    visible: &[usize],
+    out: &mut [Partial<HD>],
+) {
+    dispatch!(isa, attend_queries::<L, HD: usize, N: usize>(kv: KvChunk<'_>, queries: &[[f32; HD]],
+        visible: &[usize], out: &mut [Partial<HD>]))
+}
+
+/// Implements [`attend_at_most`].
 #[inline(always)]
 unsafe fn attend_queries<L: Lanes, const HD: usize, const N: usize>(
     kv: KvChunk<'_>,

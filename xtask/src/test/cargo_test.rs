@@ -77,7 +77,7 @@ impl CargoTest {
         let mut command = cargo(&["test"]);
         command.args(&self.args).args(more);
         if let Some(model) = &self.model {
-            build::make_incremental(&mut command, model);
+            build::make_unoptimised(&mut command, model);
             let (stack, bytes) = build::UNOPTIMISED_STACK;
             command.env(stack, bytes);
         }

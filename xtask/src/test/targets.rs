@@ -27,8 +27,7 @@ pub fn build_early() {
 }
 
 /// Builds the release binaries for Android, with all features and with none, and checks their sizes and that Android can
-/// load them. They are always built without an NDK, to be the same on
-/// every machine.
+/// load them. They are built without an NDK, to be the same on every machine.
 pub fn sizes() -> Outcome {
     if let Some((what, remedy)) = android::find_missing(ANDROID) {
         return Ok(skip_missing((&what, &remedy)));

@@ -34,6 +34,25 @@ pub fn add_attention_mass<const HD: usize, const N: usize>(
     looks: ObservedQueries<'_, HD>,
     mass: &mut [f32],
 ) {
+    let ObservedQueries { queries, softmax, visible, .. } = looks;
+    let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
+    assert!(!visible.is_empty() && queries.len().is_multiple_of(visible.len()) && queries.len() <= N);
+    assert!(!queries.is_empty() && softmax.len() == queries.len());
+    assert!(mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
+    if queries.len() <= FEW {
+        add_mass_at_most::<HD, FEW>(isa, (kind, k), looks, mass)
+    } else {
+        add_mass_at_most::<HD, N>(isa, (kind, k), looks, mass)
+    }
+}
+
+/// [`add_attention_mass`] of at most `N` queries.
+fn add_mass_at_most<const HD: usize, const N: usize>(
+    isa: Isa,
+    (kind, k): (KvType, &[u8]),
+    looks: ObservedQueries<'_, HD>,
+    mass: &mut [f32],
+) {
     #[inline(always)]
     unsafe fn body<L: Lanes, const HD: usize, const N: usize>(
         kind: KvType,
@@ -63,27 +82,8 @@ pub fn add_attention_mass<const HD: usize, const N: usize>(
             });
         }
     }
-    #[inline(always)]
-    unsafe fn body_for_few<L: Lanes, const HD: usize>(
-        kind: KvType,
-        k: &[u8],
-        looks: ObservedQueries<'_, HD>,
-        mass: &mut [f32],
-    ) {
-        body::<L, HD, FEW>(kind, k, looks, mass)
-    }
-    let ObservedQueries { queries, softmax, visible, .. } = looks;
-    let slots = visible.iter().copied().max().unwrap_or(0).min(CHUNK);
-    assert!(!visible.is_empty() && queries.len().is_multiple_of(visible.len()) && queries.len() <= N);
-    assert!(!queries.is_empty() && softmax.len() == queries.len());
-    assert!(mass.len() >= slots && k.len() >= slots * kind.row_bytes(HD));
-    if queries.len() <= FEW {
-        dispatch!(isa, body_for_few::<L, HD: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
-            mass: &mut [f32]))
-    } else {
-        dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
-            mass: &mut [f32]))
-    }
+    dispatch!(isa, body::<L, HD: usize, N: usize>(kind: KvType, k: &[u8], looks: ObservedQueries<'_, HD>,
+        mass: &mut [f32]))
 }
 
 /// Computes the softmax weights of the sixteen slots from `i` on; those of hidden slots are unspecified.
